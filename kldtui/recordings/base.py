@@ -1,0 +1,100 @@
+"""What every recording can do, whatever its format.
+
+Knows: the shape of a stream, and the protocol that the formats implement.
+Must not know: any format, or what is done with the rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kldtui.position import Position
+from kldtui.rows import Row, Rows
+
+
+@dataclass(frozen=True, slots=True)
+class StreamShape:
+    """The numbers that two recordings must share before their tokens are compared."""
+
+    n_ctx: int
+    n_vocab: int
+    n_chunk: int
+
+
+class Scratch:
+    """Buffers that one thread reuses from read to read; rows made with them die at the next."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, NDArray[Any]] = {}
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """A C-contiguous array of this shape, its contents unspecified."""
+        size = int(np.prod(shape))
+        held = self._arrays.get(name)
+        if held is None or held.size < size or held.dtype != np.dtype(dtype):
+            held = self._arrays[name] = np.empty(size, dtype)
+        return held[:size].reshape(shape)
+
+
+class Recording(Protocol):
+    """What one model said of a token stream. All reads are thread-safe (positioned)."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def format(self) -> str:
+        """`kld` or `kldtui-run`."""
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def shape(self) -> StreamShape: ...
+
+    @property
+    def full(self) -> bool:
+        """Whether rows hold the whole vocabulary (then `rows` gives FullRows)."""
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong with the file, in words, a line each; empty for a whole one."""
+
+    @property
+    def records(self) -> int:
+        """Whole records on disk."""
+
+    @property
+    def records_expected(self) -> int:
+        """Records that the header promises."""
+
+    @property
+    def pieces(self) -> dict[int, bytes]:
+        """id -> bytes for the ids whose text the file stores; empty if it stores none."""
+
+    @property
+    def engine(self) -> dict[str, Any]:
+        """What the file says of the engine that made it; empty if it says nothing."""
+
+    def tokens(self, chunk: int) -> NDArray[np.int32]:
+        """The chunk's tokens, int32[length]; length is n_ctx but for rollouts."""
+
+    def scored(self, chunk: int) -> NDArray[np.int32]:
+        """The t of the chunk's whole records, ascending, int32[k]."""
+
+    def rows(self, chunk: int, start: int, stop: int, scratch: Scratch | None = None) -> Rows:
+        """Rows of the positions `scored(chunk)[start:stop]`.
+
+        With `scratch` its buffers are used and the rows are valid until its next use.
+        Raises RecordingChanged if the file no longer holds what it held at open.
+        """
+
+    def row(self, position: Position) -> Row | None:
+        """One row, or None where nothing was recorded. Raises RecordingChanged as `rows`."""
+
+    def close(self) -> None: ...

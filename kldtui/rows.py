@@ -1,0 +1,166 @@
+"""Distributions as a recording hands them out and analysis takes them.
+
+Knows: numpy arrays of log-probabilities (nats), their floor and validity.
+Must not know: files, formats, tokens' text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Invalid(IntEnum):
+    """Why a row cannot be used."""
+
+    NO = 0
+    UNWRITTEN = 1
+    """All zero: the record was reserved but never written."""
+    NOT_A_NUMBER = 2
+    """NaN in scale or minimum: the model gave NaN logits."""
+    INFINITE = 3
+    """An infinite scale or minimum."""
+    CONTRADICTORY = 4
+    """A scale below 0, or scale 0 with a minimum that is not -ln(n_vocab)."""
+
+    @property
+    def words(self) -> str:
+        return _WORDS[self]
+
+
+_WORDS = {
+    Invalid.NO: "valid",
+    Invalid.UNWRITTEN: "never written (all zero)",
+    Invalid.NOT_A_NUMBER: "NaN logits",
+    Invalid.INFINITE: "infinite log-probabilities",
+    Invalid.CONTRADICTORY: "scale and minimum contradict each other",
+}
+
+
+class Logp(NamedTuple):
+    """A log-probability in nats; `bound` means that the true value is at most this."""
+
+    value: float
+    bound: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FullRows:
+    """Rows over the whole vocabulary.
+
+    logp: float32[r, n_vocab], nats; what an invalid row holds is unspecified.
+    floor: float32[r]; an entry `<= floor` is known to be at most `floor`, no more. -inf where
+        every entry is a value (then -inf entries are exact zeros of probability).
+    invalid: uint8[r], an `Invalid` each.
+    """
+
+    logp: NDArray[np.float32]
+    floor: NDArray[np.float32]
+    invalid: NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return self.logp.shape[0]
+
+    def row(self, i: int) -> FullRow:
+        return FullRow(self.logp[i], float(self.floor[i]), Invalid(int(self.invalid[i])))
+
+
+@dataclass(frozen=True, slots=True)
+class TopRows:
+    """Rows of which the best `k` entries are known, and a few more.
+
+    ids: int32[r, k], best first, ties by lowest id; -1 pads rows with fewer entries (at the end).
+    logp: float32[r, k], nats, NaN where padded.
+    stream_logp: float32[r]; log p of the stream token, NaN where not recorded.
+    invalid: uint8[r], an `Invalid` each.
+    extra: for each row, log p of further ids that were recorded apart (such as the ref token).
+    """
+
+    ids: NDArray[np.int32]
+    logp: NDArray[np.float32]
+    stream_ids: NDArray[np.int32]
+    stream_logp: NDArray[np.float32]
+    invalid: NDArray[np.uint8]
+    extra: tuple[dict[int, float], ...] = ()
+
+    def __len__(self) -> int:
+        return self.ids.shape[0]
+
+    def row(self, i: int) -> TopRow:
+        known = {int(t): float(v) for t, v in zip(self.ids[i], self.logp[i], strict=True) if t >= 0}
+        apart = dict(self.extra[i]) if self.extra else {}
+        if self.stream_ids[i] >= 0 and not np.isnan(self.stream_logp[i]):
+            apart[int(self.stream_ids[i])] = float(self.stream_logp[i])
+        return TopRow(known, apart, Invalid(int(self.invalid[i])))
+
+
+@dataclass(frozen=True, slots=True)
+class FullRow:
+    """One distribution over the whole vocabulary; logp float32[n_vocab], nats."""
+
+    logp_all: NDArray[np.float32]
+    floor: float
+    invalid: Invalid
+
+    def top(self, n: int) -> list[tuple[int, float]]:
+        """The `n` best (id, log p), best first, ties by lowest id. Empty for an invalid row."""
+        if self.invalid:
+            return []
+        n = min(n, self.logp_all.shape[0])
+        if n <= 0:
+            return []
+        kth = np.partition(self.logp_all, -n)[-n]
+        best = np.flatnonzero(self.logp_all > kth)
+        ties = np.flatnonzero(self.logp_all == kth)[: n - best.size]
+        ids = np.concatenate([best, ties])
+        ids = ids[np.lexsort((ids, -self.logp_all[ids]))]
+        return [(int(t), float(self.logp_all[t])) for t in ids]
+
+    def logp(self, token: int) -> Logp | None:
+        """log p of a token; None for an invalid row."""
+        if self.invalid:
+            return None
+        value = float(self.logp_all[token])
+        return Logp(value, value <= self.floor and np.isfinite(self.floor).item())
+
+    def rank(self, token: int) -> int | None:
+        """1 for the best; tokens that tie share the better rank. None for an invalid row."""
+        if self.invalid:
+            return None
+        return 1 + int(np.count_nonzero(self.logp_all > self.logp_all[token]))
+
+
+@dataclass(frozen=True, slots=True)
+class TopRow:
+    """One distribution of which only the best entries (and some apart) are known; nats."""
+
+    known: dict[int, float]
+    apart: dict[int, float]
+    invalid: Invalid
+
+    def top(self, n: int) -> list[tuple[int, float]]:
+        """The `n` best (id, log p), best first, ties by lowest id."""
+        return sorted(self.known.items(), key=lambda item: (-item[1], item[0]))[:n]
+
+    def logp(self, token: int) -> Logp | None:
+        """log p of a token, or the bound that the last known entry sets; None if invalid."""
+        if self.invalid:
+            return None
+        value = self.known.get(token, self.apart.get(token))
+        if value is not None:
+            return Logp(value, False)
+        return Logp(min(self.known.values()), True) if self.known else None
+
+    def rank(self, token: int) -> int | None:
+        """1 for the best; None where it lies outside the known entries."""
+        if self.invalid or token not in self.known:
+            return None
+        return 1 + sum(v > self.known[token] for v in self.known.values())
+
+
+Row = FullRow | TopRow
+Rows = FullRows | TopRows
