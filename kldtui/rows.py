@@ -63,7 +63,7 @@ class FullRows:
     invalid: NDArray[np.uint8]
 
     def __len__(self) -> int:
-        return self.logp.shape[0]
+        return int(self.logp.shape[0])
 
     def row(self, i: int) -> FullRow:
         return FullRow(self.logp[i], float(self.floor[i]), Invalid(int(self.invalid[i])))
@@ -88,7 +88,7 @@ class TopRows:
     extra: tuple[dict[int, float], ...] = ()
 
     def __len__(self) -> int:
-        return self.ids.shape[0]
+        return int(self.ids.shape[0])
 
     def row(self, i: int) -> TopRow:
         known = {int(t): float(v) for t, v in zip(self.ids[i], self.logp[i], strict=True) if t >= 0}
