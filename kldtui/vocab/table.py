@@ -1,0 +1,246 @@
+"""From token ids to bytes, to text, to what is seen.
+
+Knows: a table of pieces (id -> bytes) and what its source says of special tokens.
+Must not know: where the table came from (sources.py), Textual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from kldtui.vocab.glyphs import SPACE, raw_text, show, show_bytes
+
+HOW_TO_GET_TEXT = (
+    "no text: only token ids are known; give --tokenizer FILE (tokenizer.json, a GGUF file, "
+    "or a folder that holds either)"
+)
+
+_DISPLAYS_KEPT = 1 << 17
+
+
+@dataclass(frozen=True, slots=True)
+class Display:
+    """What is seen of a token; glyphs as `glyphs.show` gives them, never empty.
+
+    text: for the stream, spaces as they are; width cells wide (at least 1).
+    newline: whether the token holds a line feed (shown as ⏎): a place to break the line after.
+    table: for lists, every space as ␣, so that "foo" and " foo" differ; table_width cells wide.
+    """
+
+    text: str
+    width: int
+    newline: bool
+    table: str
+    table_width: int
+
+
+def _make_display(data: bytes) -> Display:
+    text, width = show_bytes(data)
+    return Display(text, width, b"\n" in data, text.replace(" ", SPACE), width)
+
+
+def _name(text: str) -> Display:
+    text, width = show(text)
+    return Display(text, width, False, text, width)
+
+
+class Vocabulary:
+    """The pieces of one tokenizer, as far as its source gives them.
+
+    source: where they come from, for people ("tokenizer.json", "model.gguf", "none").
+    hint: one line on what is missing or doubtful and what to do about it; empty if nothing.
+    n_vocab: ids the source numbers (padding may follow in the logits); None if it does not say.
+    bos_id, add_bos: None where the source does not say.
+    eog_ids: ids that end a generation, as far as the source tells.
+    """
+
+    def __init__(
+        self,
+        pieces: Mapping[int, bytes],
+        source: str,
+        *,
+        n_vocab: int | None = None,
+        control: Iterable[int] = (),
+        bos_id: int | None = None,
+        add_bos: bool | None = None,
+        eog_ids: Iterable[int] = (),
+        hint: str = "",
+        unnamed: str = "<id {}>",
+    ) -> None:
+        self._pieces = dict(pieces)
+        self._control = frozenset(control)
+        self._displays: dict[int, Display] = {}
+        self._whole: dict[int, bool] = {}
+        self._unnamed = unnamed
+        self.source = source
+        self.hint = hint
+        self.n_vocab = n_vocab
+        self.bos_id = bos_id
+        self.add_bos = add_bos
+        self.eog_ids = frozenset(eog_ids)
+
+    def __bool__(self) -> bool:
+        """Whether there is any text."""
+        return bool(self._pieces)
+
+    def piece(self, id: int) -> bytes | None:
+        """The exact bytes of a token; None where it has no text here (padding, unknown)."""
+        return self._pieces.get(id)
+
+    def is_control(self, id: int) -> bool:
+        return id in self._control
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The bytes joined and decoded; bytes of no character as `<0xE6>`, unknown ids `<id 7>`.
+
+        Raw: control characters stay what they are. For a terminal use `display_run` or `safe`.
+        """
+        parts: list[str] = []
+        run = bytearray()
+        for id in ids:
+            piece = self._pieces.get(id)
+            if piece is None:
+                parts.append(raw_text(bytes(run)))
+                run.clear()
+                parts.append(f"<id {id}>")
+            else:
+                run += piece
+        parts.append(raw_text(bytes(run)))
+        return "".join(parts)
+
+    def display(self, id: int) -> Display:
+        """What is seen of the token by itself; computed once, then O(1)."""
+        held = self._displays.get(id)
+        if held is None:
+            piece = self._pieces.get(id)
+            held = _make_display(piece) if piece else _name(self._unnamed.format(id))
+            if len(self._displays) >= _DISPLAYS_KEPT:
+                self._displays.clear()
+            self._displays[id] = held
+        return held
+
+    def whole(self, id: int) -> bool:
+        """Whether the token's bytes neither begin nor end inside a character."""
+        held = self._whole.get(id)
+        if held is None:
+            held = _is_text(self._pieces.get(id, b""))
+            if len(self._whole) >= _DISPLAYS_KEPT:
+                self._whole.clear()
+            self._whole[id] = held
+        return held
+
+    def extend(self, pieces: Mapping[int, bytes]) -> None:
+        """Add pieces learnt later (a server gives them as they occur); known ones stay."""
+        for id, piece in pieces.items():
+            if id not in self._pieces:
+                self._pieces[id] = piece
+                self._displays.pop(id, None)
+                self._whole.pop(id, None)
+
+    def ids(self) -> Collection[int]:
+        """The ids that have text."""
+        return self._pieces.keys()
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+NONE = Vocabulary({}, "none", hint=HOW_TO_GET_TEXT, unnamed="#{}")
+"""No text at all: a token is shown as `#123`."""
+
+
+def _needed(lead: int) -> int:
+    """How many bytes a UTF-8 character has that begins with `lead`; 0 if none does."""
+    if 0xC2 <= lead <= 0xDF:
+        return 2
+    if 0xE0 <= lead <= 0xEF:
+        return 3
+    return 4 if 0xF0 <= lead <= 0xF4 else 0
+
+
+def _open_tail(data: bytes) -> bytes:
+    """The bytes at the end that begin a character and may yet be completed (at most 3)."""
+    for back in range(1, min(3, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0xC0 != 0x80:
+            tail = data[-back:]
+            return tail if back < _needed(byte) and _may_open(tail) else b""
+    return b""
+
+
+def _may_open(tail: bytes) -> bool:
+    """Whether `tail` (a lead byte and what follows) is the beginning of a valid character."""
+    if len(tail) < 2:
+        return True
+    low, high = {
+        0xE0: (0xA0, 0xBF),
+        0xED: (0x80, 0x9F),
+        0xF0: (0x90, 0xBF),
+        0xF4: (0x80, 0x8F),
+    }.get(tail[0], (0x80, 0xBF))
+    return low <= tail[1] <= high
+
+
+@lru_cache(maxsize=1 << 12)
+def _display_of(data: bytes) -> Display:
+    return _make_display(data)
+
+
+def display_run(vocab: Vocabulary, ids: Sequence[int], before: Sequence[int] = ()) -> list[Display]:
+    """What is seen of consecutive tokens, one display each.
+
+    Where a character's bytes are spread over several tokens, the token that completes it shows the
+    character; the ones before show their bytes as `<0xE6>`. So a display depends on earlier tokens
+    alone: what is streamed in is never redrawn. Bytes that complete nothing are shown as bytes.
+    `before`: the ids that precede (the last three suffice), when `ids` is a cut from the middle.
+    """
+    displays: list[Display] = []
+    open_bytes = b""
+    skip = len(before)
+    for number, id in enumerate([*before, *ids] if skip else ids):
+        if not open_bytes and vocab.whole(id):
+            display = vocab.display(id)
+        else:
+            piece = vocab.piece(id)
+            if not piece:
+                display = vocab.display(id)
+                open_bytes = b""
+            else:
+                display, open_bytes = _continue(open_bytes, piece)
+        if number >= skip:
+            displays.append(display)
+    return displays
+
+
+def _continue(open_bytes: bytes, piece: bytes) -> tuple[Display, bytes]:
+    """The display of `piece` after the beginning of a character, and what it leaves open."""
+    joined = open_bytes + piece
+    if open_bytes and len(joined) < _needed(joined[0]) and _open_tail(joined) == joined:
+        return _display_of(piece), joined
+    missing = _needed(open_bytes[0]) - len(open_bytes) if open_bytes else 0
+    completes = bool(missing) and _is_text(joined[: len(open_bytes) + missing])
+    shown = joined if completes else piece
+    return _display_of(shown), _open_tail(piece)
+
+
+def compare(a: Vocabulary, b: Vocabulary) -> list[str]:
+    """Where two vocabularies differ, a line each; empty if every id that both have agrees.
+
+    Padding is tolerated: ids that one of them has no text for.
+    """
+    differing = [id for id in sorted(set(a.ids()) & set(b.ids())) if a.piece(id) != b.piece(id)]
+    if not differing:
+        return []
+    first = differing[0]
+    more = f" (and {len(differing) - 1:,} more ids)" if len(differing) > 1 else ""
+    return [
+        f"token {first} is {a.display(first).table!r} in {a.source}, "
+        f"{b.display(first).table!r} in {b.source}{more}"
+    ]
