@@ -76,3 +76,7 @@ class LabelFileError(KldtuiError):
 
 class ConfigError(KldtuiError):
     """The config file has a setting that kldtui does not know or cannot use."""
+
+
+class DemoError(KldtuiError):
+    """The demo's recordings, model or quantization cannot be had."""

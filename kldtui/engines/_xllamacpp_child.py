@@ -31,7 +31,9 @@ def main(settings: dict[str, object]) -> int:
         print(error, file=sys.stderr)
         return 1
     line = json.dumps({"url": server.listening_address}) + "\n"
-    os.write(int(os.environ["KLDTUI_REPORT_FD"]), line.encode())
+    reports = int(os.environ["KLDTUI_REPORT_FD"])
+    os.write(reports, line.encode())
+    os.close(reports)
     sys.stdin.buffer.read()
     return 0
 

@@ -15,7 +15,6 @@ import importlib.util
 import json
 import os
 import re
-import select
 import shutil
 import signal
 import socket
@@ -24,10 +23,10 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 from kldtui.errors import EngineError
 
@@ -106,6 +105,89 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+class Child:
+    """A command under the supervisor: ended with `stop()`, or as soon as this process is gone.
+
+    command: a list of arguments, no shell. log: takes its standard output and error. on_report:
+    called, in a thread, with each JSON object that the command writes to the descriptor named by
+    KLDTUI_REPORT_FD. on_exit: called once in that thread, with the exit code as `exit_code` has it.
+    Raises EngineError if no process can be started.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: Path,
+        on_report: Callable[[dict[str, Any]], None] | None = None,
+        on_exit: Callable[[int | None], None] | None = None,
+        env: dict[str, str] | None = None,
+    ) -> None:
+        self.pid: int | None = None
+        self.exit_code: int | None = None
+        """Once `done` is set: negative when ended by that signal, None with its supervisor."""
+        self.done = threading.Event()
+        self._on_report = on_report
+        self._on_exit = on_exit
+        with log.open("ab") as file:
+            try:
+                self._supervisor = subprocess.Popen(  # noqa: S603 - a list of arguments, no shell
+                    [sys.executable, "-I", "-S", str(_HERE / "_supervisor.py"), *command],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=file,
+                    env=env,
+                    start_new_session=True,
+                    bufsize=0,
+                )
+            except OSError as error:
+                raise EngineError(f"cannot run {sys.executable}: {error.strerror}") from error
+        self._watcher = threading.Thread(target=self._watch, name="kldtui-child", daemon=True)
+        self._watcher.start()
+
+    def end(self) -> None:
+        """Ask for the command's end and return at once; from any thread."""
+        if self._supervisor.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._supervisor.stdin.close()
+
+    def stop(self) -> None:
+        """End the command, and wait until all of it is gone (a second or two at most)."""
+        self.end()
+        try:
+            self._supervisor.wait(5)
+        except subprocess.TimeoutExpired:
+            self._supervisor.kill()
+            self._supervisor.wait()
+        if not self.done.wait(1):  # the supervisor was killed, and its reports' pipe is still held
+            self._kill()
+            self.done.wait(5)
+
+    def _watch(self) -> None:
+        if self._supervisor.stdout is None:
+            return
+        with self._supervisor.stdout as reports:
+            for line in reports:
+                said = json.loads(line)
+                if "pid" in said:
+                    self.pid = said["pid"]
+                elif "exit" in said:
+                    self.exit_code = said["exit"]
+                elif self._on_report is not None:
+                    self._on_report(said)
+        self._supervisor.wait()
+        if self.exit_code is None:
+            self._kill()
+        self.end()
+        if self._on_exit is not None:
+            self._on_exit(self.exit_code)
+        self.done.set()
+
+    def _kill(self) -> None:
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+
 class ServedModel:
     """A model served on a loopback port by a process of its own, for as long as kldtui runs.
 
@@ -140,9 +222,7 @@ class ServedModel:
         self._state: State = "idle"
         self._error = ""
         self._url = ""
-        self._engine_pid: int | None = None
-        self._supervisor: subprocess.Popen[bytes] | None = None
-        self._watcher: threading.Thread | None = None
+        self._child: Child | None = None
         self._settled = threading.Event()
         self._lock = threading.Lock()
 
@@ -160,7 +240,7 @@ class ServedModel:
     def url(self) -> str:
         """Such as `http://127.0.0.1:43817`. Raises EngineError while the engine is not ready."""
         if self._state != "ready":
-            raise EngineError(self._error or f"{self.model.name}: its engine is {self._state}")
+            raise EngineError(self._error or f"the engine of {self.model.name} is {self._state}")
         return self._url
 
     @property
@@ -175,63 +255,46 @@ class ServedModel:
 
     @property
     def engine_pid(self) -> int | None:
-        return self._engine_pid
+        """The engine's process, which leads a group of its own; None before it runs."""
+        return self._child.pid if self._child else None
 
     def launch(self) -> None:
         """Start the engine and return at once. Raises EngineError if nothing can be started."""
-        if self._state not in ("idle", "stopped", "failed"):
-            raise EngineError(f"{self.model.name}: its engine is {self._state} already")
+        if self._state in ("starting", "ready"):
+            raise EngineError(f"the engine of {self.model.name} is {self._state} already")
         if not self.model.is_file():
             raise EngineError(f"no such model: {self.model}")
-        self._program = self._given or find_program(
+        if self._child is not None:
+            self._child.stop()
+        program = self._given or find_program(
             self.model, self._n_ctx, self._threads, self._gpu_layers
         )
+        self._program = program
         if self._log_dir is not None:
             self._log_dir.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(".log", f"kldtui-{self.model.stem}-", self._log_dir)
+        os.close(handle)
         self._log = Path(name)
-        self._state, self._error, self._url, self._engine_pid = "starting", "", "", None
+        self._state, self._error, self._url = "starting", "", ""
         self._settled.clear()
-        command = [sys.executable, "-I", "-S", str(_HERE / "_supervisor.py"), *self._program.argv]
         try:
-            self._supervisor = subprocess.Popen(  # noqa: S603 - a list of arguments, no shell
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=handle,
-                env=_environment(),
-                start_new_session=True,
-                bufsize=0,
+            self._child = Child(
+                program.argv, self._log, self._heard, self._ended, env=_environment()
             )
-        except OSError as error:
-            self._fail(f"cannot run {command[0]}: {error.strerror}")
-            raise EngineError(self._error) from error
-        finally:
-            os.close(handle)
-        self._watcher = threading.Thread(
-            target=self._watch, args=(self._supervisor,), name="kldtui-engine", daemon=True
-        )
-        self._watcher.start()
+        except EngineError as error:
+            self._fail(str(error))
+            raise
+        waiter = threading.Thread(target=self._wait, args=(program.url,), daemon=True)
+        waiter.start()
 
     def stop(self) -> None:
         """End the engine and wait until it is gone (at most a few seconds). Idempotent."""
         with self._lock:
-            supervisor, self._supervisor = self._supervisor, None
             if self._state in ("starting", "ready"):
                 self._state = "stopped"
-        if supervisor is None:
-            return
-        if supervisor.stdin is not None:
-            with contextlib.suppress(OSError):
-                supervisor.stdin.close()
-        try:
-            supervisor.wait(5)
-        except subprocess.TimeoutExpired:
-            supervisor.kill()
-            supervisor.wait()
-            self._kill_engine()
-        if self._watcher is not None and self._watcher is not threading.current_thread():
-            self._watcher.join()
+        self._settled.set()
+        if self._child is not None:
+            self._child.stop()
         if self._state == "stopped" and self._log is not None:
             self._log.unlink(missing_ok=True)
 
@@ -245,7 +308,7 @@ class ServedModel:
         try:
             while not self._settled.wait(0.05):
                 if cancel is not None and cancel.is_set():
-                    raise EngineError(f"{self.model.name}: starting its engine was cancelled")
+                    raise EngineError(f"starting the engine of {self.model.name} was cancelled")
             return self.url
         except BaseException:
             self.stop()
@@ -259,66 +322,44 @@ class ServedModel:
                 await asyncio.sleep(0.02)
             return self.url
         except BaseException:
-            await asyncio.shield(asyncio.to_thread(self.stop))
+            await self.stop_async()
             raise
+
+    async def stop_async(self) -> None:
+        """`stop` for asyncio; goes on to its end if the task is cancelled."""
+        await asyncio.shield(asyncio.to_thread(self.stop))
 
     def __enter__(self) -> ServedModel:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     async def __aenter__(self) -> ServedModel:
         await self.start_async()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await asyncio.shield(asyncio.to_thread(self.stop))
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop_async()
 
-    def _watch(self, supervisor: subprocess.Popen[bytes]) -> None:
-        """Follow the supervisor's reports to their end, in a thread."""
-        if supervisor.stdout is None or self._program is None:
-            return
-        fd = supervisor.stdout.fileno()
+    def _wait(self, url: str | None) -> None:
+        """Until the engine is ready, or its time is up; `url` is asked where it is known."""
         deadline = time.monotonic() + self._timeout
-        held = b""
-        code: int | None = None
-        while True:
-            starting = self._state == "starting"
-            if select.select([fd], [], [], 0.1 if starting else None)[0]:
-                data = os.read(fd, 65536)
-                if not data:
-                    break
-                *lines, held = (held + data).split(b"\n")
-                for line in lines:
-                    said = json.loads(line)
-                    self._engine_pid = said.get("pid", self._engine_pid)
-                    code = said.get("exit", code)
-                    if "url" in said:
-                        self._ready(said["url"])
-            if self._state == "starting":
-                if self._program.url is not None and _healthy(self._program.url):
-                    self._ready(self._program.url)
-                elif time.monotonic() > deadline:
-                    self._fail(f"has not loaded the model after {self._timeout:.0f} s")
-                    if supervisor.stdin is not None:
-                        supervisor.stdin.close()
-        supervisor.stdout.close()
-        if code is None:  # the supervisor itself was killed
-            self._kill_engine()
-        if self._state in ("starting", "ready"):
-            self._fail(_cause(code))
+        while not self._settled.wait(0.1):
+            if url is not None and _healthy(url):
+                self._ready(url)
+            elif time.monotonic() > deadline:
+                self._fail(f"has not loaded its model after {self._timeout:g} s")
+                if self._child is not None:
+                    self._child.end()
+
+    def _heard(self, said: dict[str, Any]) -> None:
+        if "url" in said:
+            self._ready(str(said["url"]))
+
+    def _ended(self, code: int | None) -> None:
+        self._fail(_cause(code))
 
     def _ready(self, url: str) -> None:
         with self._lock:
@@ -331,15 +372,9 @@ class ServedModel:
             if self._state in ("starting", "ready"):
                 words = last_words(self._log)
                 quoted = f"; its last words: {words}" if words else ""
-                log = f" (log: {self._log})" if self._log else ""
-                self._error = f"the engine of {self.model.name} {cause}{quoted}{log}"
+                self._error = f"the engine of {self.model.name} {cause}{quoted} (log: {self._log})"
                 self._state = "failed"
         self._settled.set()
-
-    def _kill_engine(self) -> None:
-        if self._engine_pid is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._engine_pid, signal.SIGKILL)
 
 
 def last_words(log: Path | None) -> str:
