@@ -1,0 +1,377 @@
+"""What one position says of a pair: argmaxes, ties, KLD, margins, ranks, and what is a bound.
+
+Knows: numpy, and rows of log-probabilities (nats), full or top-N.
+Must not know: files, formats, chunks, text, or which position a row belongs to.
+
+A *top set* is every id that shares the best log p of a row; the argmax is its lowest id, as in
+llama.cpp. Two rows agree, tie or flip by their top sets: disjoint sets are a root, sets that meet
+are a tie where one of them has several members.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kldtui.rows import FullRows, Rows, TopRows
+
+KLD_CUT = -16.0
+"""llama.cpp sums the KLD over tokens whose reference log p is above this (`log_softmax`)."""
+MASS_TOLERANCE = 0.05
+"""A row whose known mass is further from 1 than this does not hold what its model said."""
+
+
+class State(IntEnum):
+    """Of a position, in one recording or in one pair."""
+
+    PENDING = 0
+    SCORED = 1
+    INVALID = 2
+    """The row (of either, in a pair) cannot be used."""
+    MISSING = 3
+    """The quant did not record the position."""
+
+
+class Kind(IntEnum):
+    """How a scored pair of rows compares."""
+
+    AGREE = 0
+    ROOT = 1
+    TIE = 2
+
+
+class Bound(IntFlag):
+    """Which values of a column entry are bounds. The log p flags mean "at most this"."""
+
+    REF_P_QUANT = 1
+    QUANT_P_REF = 2
+    QUANT_P_QUANT = 4
+    REF_STREAM = 8
+    QUANT_STREAM = 16
+    KLD = 32
+    """The KLD is a lower bound: one of the recordings holds only the best N."""
+    MASS = 64
+    """The row (the reference's in REF_DTYPE, the quant's in PAIR_DTYPE) does not sum to 1."""
+
+
+REF_DTYPE = np.dtype(
+    [
+        ("state", "u1"),
+        ("tie", "u1"),
+        ("ref_id", "i4"),
+        ("margin", "f4"),
+        ("ref_p_ref", "f4"),
+        ("ref_stream", "f4"),
+        ("stream_rank", "i4"),
+        ("bounds", "u1"),
+    ]
+)
+"""One reference row: log p in nats (NaN where unknown), rank 0 where unknown."""
+
+PAIR_DTYPE = np.dtype(
+    [
+        ("state", "u1"),
+        ("kind", "u1"),
+        ("bounds", "u1"),
+        ("quant_id", "i4"),
+        ("kld", "f4"),
+        ("ref_p_quant", "f4"),
+        ("quant_p_ref", "f4"),
+        ("quant_p_quant", "f4"),
+        ("quant_stream", "f4"),
+        ("ref_rank_quant", "i4"),
+        ("quant_rank_ref", "i4"),
+        ("quant_rank_stream", "i4"),
+        ("quant_tie", "u1"),
+    ]
+)
+"""One pair of rows: model first, token second (`ref_p_quant` is the reference's log p of the
+quant token); log p and KLD in nats, NaN where unknown; rank 0 where unknown."""
+
+Columns = NDArray[Any]
+"""A structured array of REF_DTYPE or PAIR_DTYPE."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tops:
+    """Argmax int64[r], best and second log p float32[r], and whether the best is shared."""
+
+    id: NDArray[np.int64]
+    best: NDArray[np.float32]
+    second: NDArray[np.float32]
+    tie: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class _Heavy:
+    """The tokens of one reference row that carry its KLD: ids, log p and p."""
+
+    ids: NDArray[np.int64]
+    logp: NDArray[np.float32]
+    p: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class RefBlock:
+    """A block of reference rows with what every quant's comparison needs of them."""
+
+    rows: Rows
+    stream: NDArray[np.int32]
+    columns: Columns
+    tops: _Tops
+    heavy: tuple[_Heavy | None, ...]
+
+    def part(self, start: int, stop: int) -> RefBlock:
+        """The rows `start:stop`, sharing their memory."""
+        cut = slice(start, stop)
+        tops = _Tops(*(getattr(self.tops, n)[cut] for n in ("id", "best", "second", "tie")))
+        return RefBlock(
+            _cut(self.rows, cut), self.stream[cut], self.columns[cut], tops, self.heavy[cut]
+        )
+
+
+def analyse_ref(rows: Rows, stream: NDArray[np.int32]) -> RefBlock:
+    """Columns of a block of reference rows.
+
+    stream: int32[r], the stream token of each row; an id outside the vocabulary is unknown.
+    """
+    with np.errstate(all="ignore"):
+        tops = _tops(rows)
+        out = np.zeros(len(rows), REF_DTYPE)
+        out["tie"] = tops.tie
+        out["ref_id"] = tops.id
+        out["margin"] = tops.best - tops.second
+        out["ref_p_ref"] = tops.best
+        out["ref_stream"], bound = _lookup(rows, stream)
+        out["stream_rank"] = _ranks(rows, stream, tops)
+        heavy = tuple(_heavy(rows, i) for i in range(len(rows)))
+        strange = np.fromiter(
+            (_mass_is_strange(rows, i, heavy[i]) for i in range(len(rows))), bool, len(rows)
+        )
+        out["bounds"] = Bound.REF_STREAM * bound + Bound.MASS * strange
+        out["state"] = np.where(rows.invalid == 0, State.SCORED, State.INVALID)
+    return RefBlock(rows, stream, out, tops, heavy)
+
+
+def analyse_pair(ref: RefBlock, quant: Rows) -> Columns:
+    """PAIR_DTYPE[r] of a block of reference rows and the quant's rows of the same positions."""
+    count = len(quant)
+    with np.errstate(all="ignore"):
+        tops = _tops(quant)
+        out = np.zeros(count, PAIR_DTYPE)
+        out["quant_id"] = tops.id
+        out["quant_tie"] = tops.tie
+        out["quant_p_quant"] = tops.best
+        ref_ids, quant_ids = ref.tops.id.astype(np.int32), tops.id.astype(np.int32)
+        out["ref_p_quant"], ref_bound = _lookup(ref.rows, quant_ids)
+        out["quant_p_ref"], quant_bound = _lookup(quant, ref_ids)
+        out["quant_stream"], stream_bound = _lookup(quant, ref.stream)
+        out["ref_rank_quant"] = _ranks(ref.rows, quant_ids, ref.tops)
+        out["quant_rank_ref"] = _ranks(quant, ref_ids, tops)
+        out["quant_rank_stream"] = _ranks(quant, ref.stream, tops)
+        valid = (ref.rows.invalid == 0) & (quant.invalid == 0)
+        kld, strange = np.full(count, np.nan), np.zeros(count, bool)
+        for i in np.flatnonzero(valid):
+            kld[i], strange[i] = _kld(ref, quant, int(i))
+        out["kld"] = kld
+        out["kind"] = _kinds(ref, quant, tops)
+        partial = not (isinstance(ref.rows, FullRows) and isinstance(quant, FullRows))
+        out["bounds"] = (
+            Bound.REF_P_QUANT * ref_bound
+            + Bound.QUANT_P_REF * quant_bound
+            + Bound.QUANT_STREAM * stream_bound
+            + Bound.KLD * partial
+            + Bound.MASS * strange
+        )
+        out["state"] = np.where(valid, State.SCORED, State.INVALID)
+    return out
+
+
+# -- single quantities, for full and top-N rows --------------------------------------------------
+
+
+def _cut(rows: Rows, cut: slice) -> Rows:
+    if isinstance(rows, FullRows):
+        return FullRows(rows.logp[cut], rows.floor[cut], rows.invalid[cut])
+    return TopRows(
+        rows.ids[cut],
+        rows.logp[cut],
+        rows.stream_ids[cut],
+        rows.stream_logp[cut],
+        rows.invalid[cut],
+        rows.extra[cut],
+    )
+
+
+def _tops(rows: Rows) -> _Tops:
+    count = len(rows)
+    at = np.arange(count)
+    if isinstance(rows, FullRows):
+        ids = rows.logp.argmax(axis=1)
+        best = rows.logp[at, ids]
+        second = np.full(count, -np.inf, np.float32)
+        for i, top in enumerate(ids.tolist()):
+            for side in (rows.logp[i, :top], rows.logp[i, top + 1 :]):
+                if side.size:
+                    second[i] = max(second[i], side.max())
+        return _Tops(ids, best, second, second == best)
+    if not rows.ids.shape[1]:
+        nothing = np.full(count, np.nan, np.float32)
+        return _Tops(np.full(count, -1), nothing, nothing, np.zeros(count, bool))
+    best = rows.logp[:, 0]
+    second = rows.logp[:, 1] if rows.ids.shape[1] > 1 else np.full(count, np.nan, np.float32)
+    return _Tops(rows.ids[:, 0].astype(np.int64), best, second, second == best)
+
+
+def _lookup(rows: Rows, ids: NDArray[np.int32]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """log p of one id a row (NaN where unknown), and whether it is only an upper bound."""
+    at = np.arange(len(rows))
+    if isinstance(rows, FullRows):
+        known = (ids >= 0) & (ids < rows.logp.shape[1])
+        value = np.where(known, rows.logp[at, np.where(known, ids, 0)], np.float32(np.nan))
+        return value, (value <= rows.floor) & np.isfinite(rows.floor)
+    value = np.full(len(rows), np.nan, np.float32)
+    bound = np.zeros(len(rows), bool)
+    for i, token in enumerate(ids.tolist()):
+        if token < 0:
+            continue
+        ids_known, logp_known = _known(rows, i)
+        hit = np.flatnonzero(ids_known == token)
+        if hit.size:
+            value[i] = logp_known[hit[0]]
+        elif ids_known.size:
+            value[i] = np.nanmin(rows.logp[i])
+            bound[i] = True
+    return value, bound
+
+
+def _known(rows: TopRows, i: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Every id of a top-N row whose log p is recorded, each once, and those log p."""
+    entries = {int(t): float(v) for t, v in zip(rows.ids[i], rows.logp[i], strict=True) if t >= 0}
+    if rows.stream_ids[i] >= 0 and not np.isnan(rows.stream_logp[i]):
+        entries.setdefault(int(rows.stream_ids[i]), float(rows.stream_logp[i]))
+    if rows.extra:
+        for token, value in rows.extra[i].items():
+            entries.setdefault(token, value)
+    return np.array(list(entries), np.int64), np.array(list(entries.values()), np.float64)
+
+
+def _ranks(rows: Rows, ids: NDArray[np.int32], tops: _Tops) -> NDArray[np.int32]:
+    """1 for the best, equal for equals; 0 where unknown."""
+    out = np.zeros(len(rows), np.int32)
+    for i, token in enumerate(ids.tolist()):
+        if rows.invalid[i]:
+            continue
+        if token == tops.id[i]:
+            out[i] = 1
+        elif isinstance(rows, FullRows):
+            if 0 <= token < rows.logp.shape[1]:
+                out[i] = 1 + np.count_nonzero(rows.logp[i] > rows.logp[i, token])
+        else:
+            hit = np.flatnonzero(rows.ids[i] == token)
+            if token >= 0 and hit.size:
+                out[i] = 1 + np.count_nonzero(rows.logp[i] > rows.logp[i, hit[0]])
+    return out
+
+
+def _heavy(rows: Rows, i: int) -> _Heavy | None:
+    """The tokens that llama.cpp sums over; every one with a probability where all are values."""
+    if not isinstance(rows, FullRows) or rows.invalid[i]:
+        return None
+    cut = KLD_CUT if np.isfinite(rows.floor[i]) else -np.inf
+    ids = np.flatnonzero(rows.logp[i] > np.float32(cut))
+    logp = rows.logp[i][ids]
+    return _Heavy(ids, logp, np.exp(logp))
+
+
+def _mass_is_strange(rows: Rows, i: int, heavy: _Heavy | None) -> bool:
+    if rows.invalid[i]:
+        return False
+    if heavy is not None:
+        return bool(abs(heavy.p.sum(dtype=np.float64) - 1) > MASS_TOLERANCE)
+    if isinstance(rows, FullRows):
+        return False
+    return bool(np.nansum(np.exp(rows.logp[i].astype(np.float64))) > 1 + MASS_TOLERANCE)
+
+
+def _full_mass_is_strange(rows: FullRows, i: int) -> bool:
+    return _mass_is_strange(rows, i, _heavy(rows, i))
+
+
+def _kld(ref: RefBlock, quant: Rows, i: int) -> tuple[float, bool]:
+    """KLD of one pair of valid rows (nats), and whether the quant's row does not sum to 1."""
+    heavy = ref.heavy[i]
+    if heavy is not None and isinstance(quant, FullRows):
+        logq = quant.logp[i][heavy.ids]
+        kld = (heavy.p * (heavy.logp - logq)).sum(dtype=np.float64)
+        # Where the reference has its mass the quant has nearly all of its own; only if not is
+        # the whole row summed.
+        strange = abs(np.exp(logq).sum(dtype=np.float64) - 1) > MASS_TOLERANCE
+        return float(kld), bool(strange) and _full_mass_is_strange(quant, i)
+    return _coarse_kld(ref.rows, quant, i), _mass_is_strange(quant, i, _heavy(quant, i))
+
+
+def _coarse_kld(ref: Rows, quant: Rows, i: int) -> float:
+    """A lower bound of the KLD: ids known to both, and one bucket for all others.
+
+    Merging outcomes never raises a KLD (the log-sum inequality), so what is computed over the
+    partition {known ids, the rest} is at most the KLD over the vocabulary.
+    """
+    p, q = _common(ref, quant, i)
+    rest_p = max(0.0, 1.0 - float(p.sum()))
+    rest_q = max(1e-6, 1.0 - float(q.sum()))
+    kld = float((p * (np.log(p) - np.log(q))).sum())
+    if rest_p > 0:
+        kld += rest_p * float(np.log(rest_p / rest_q))
+    return max(0.0, kld)
+
+
+def _common(ref: Rows, quant: Rows, i: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """p and q of the ids whose value, not a bound, is known in both rows."""
+    if isinstance(ref, TopRows):
+        ids, logp = _known(ref, i)
+        ids, logp, logq = _values(quant, i, ids, logp)
+    else:
+        if not isinstance(quant, TopRows):
+            raise TypeError("two full rows have an exact KLD")
+        ids, logq = _known(quant, i)
+        ids, logq, logp = _values(ref, i, ids, logq)
+    p, q = np.exp(logp), np.exp(logq)
+    some = (p > 0) & (q > 0)
+    return p[some], q[some]
+
+
+def _values(
+    rows: Rows, i: int, ids: NDArray[np.int64], other: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+    """Those of `ids` that this row knows the value of, with `other` and this row's log p."""
+    if isinstance(rows, FullRows):
+        keep = (ids >= 0) & (ids < rows.logp.shape[1])
+        ids, other = ids[keep], other[keep]
+        here = rows.logp[i][ids].astype(np.float64)
+        keep = (here > rows.floor[i]) | ~np.isfinite(rows.floor[i])
+        return ids[keep], other[keep], here[keep]
+    known, logp = _known(rows, i)
+    _, mine, theirs = np.intersect1d(known, ids, assume_unique=True, return_indices=True)
+    return ids[theirs], other[theirs], logp[mine]
+
+
+def _kinds(ref: RefBlock, quant: Rows, tops: _Tops) -> NDArray[np.uint8]:
+    meet = ref.tops.id == tops.id
+    several = ref.tops.tie | tops.tie
+    for i in np.flatnonzero(several & ~meet):
+        mine = _top_set(ref.rows, int(i), ref.tops)
+        theirs = _top_set(quant, int(i), tops)
+        meet[i] = np.intersect1d(mine, theirs).size > 0
+    out = np.where(meet, Kind.AGREE, Kind.ROOT)
+    out[meet & several] = Kind.TIE
+    return out.astype(np.uint8)
+
+
+def _top_set(rows: Rows, i: int, tops: _Tops) -> NDArray[np.integer[Any]]:
+    at = np.flatnonzero(rows.logp[i] == tops.best[i])
+    return at if isinstance(rows, FullRows) else rows.ids[i][at]
