@@ -7,7 +7,7 @@ Must not know: Textual, engines, the index.
 
 from kldtui.vocab.glyphs import safe
 from kldtui.vocab.sources import find_vocabulary, from_pieces, from_server, load_vocabulary
-from kldtui.vocab.table import NONE, Display, Vocabulary, compare, display_run
+from kldtui.vocab.table import NONE, Display, Vocabulary, compare, display_run, no_text
 
 __all__ = [
     "NONE",
@@ -19,5 +19,6 @@ __all__ = [
     "from_pieces",
     "from_server",
     "load_vocabulary",
+    "no_text",
     "safe",
 ]

@@ -6,8 +6,8 @@ Must not know: tokens, files, Textual.
 
 Every width is additive: no character is let through whose width depends on its neighbours (joiners,
 variation selectors, emoji modifiers, conjoining jamo), so texts can be cut and joined at will.
-Widths are those of Unicode's EastAsianWidth (UAX #11); what rich, C libraries and terminals measure
-differently is spelled out as `<U+1F3FD>`.
+Widths are those of Unicode's EastAsianWidth (UAX #11); what rich, C libraries, tmux and terminals
+measure differently is spelled out as `<U+1F3FD>`: aligned columns before pretty emoji.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ _SPELLED = re.compile(
     "\u302e\u302f\U0001f3fb-\U0001f3ff"  # tone marks and emoji modifiers: attached or not
     # Made wide by Unicode 16: as wide as the table that is asked.
     "\u2630-\u2637\u268a-\u268f\u4dc0-\u4dff\U0001d300-\U0001d356\U0001d360-\U0001d376"
+    "\u3248-\u324f"  # ambiguous (UAX 11), and wide in the GNU C library
+    # Narrow in rich; wide in tmux 3.5: regional indicators and emoji that take a modifier.
+    "\U0001f1e6-\U0001f1ff\u261d\u270c\u270d\U0001f3cb\U0001f3cc\U0001f574\U0001f575\U0001f590"
     # What stands for others here never stands for itself (but for the arrow, which is common).
     "\u2400-\u2426\u23ce\u25cc"
     "]"

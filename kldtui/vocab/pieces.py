@@ -1,6 +1,6 @@
-"""How a vocabulary file spells bytes: the three spellings and their decoding.
+"""How a vocabulary file spells bytes: the spellings and their decoding.
 
-Knows: byte-level BPE's printable bytes, SentencePiece's ▁ and `<0xNN>`, WordPiece's ##.
+Knows: byte-level BPE's printable bytes, SentencePiece's ▁ and `<0xNN>`, WordPiece's ##, escapes.
 Must not know: files, or which spelling a file uses.
 """
 
@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 
 SP_SPACE = "\u2581"
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_BYTE = re.compile(rb"<0x([0-9A-Fa-f]{2})>")
+_ESCAPE = re.compile(rb"\\(?:x([0-9A-Fa-f]{2})|(.))", re.DOTALL)
 
 
 def _byte_of_character() -> dict[str, int]:
@@ -34,10 +35,21 @@ def byte_level(spelling: str) -> bytes:
     return verbatim(spelling)
 
 
-def byte_token(spelling: str) -> bytes | None:
+def byte_token(spelling: bytes) -> bytes | None:
     """`<0x0A>` -> b"\\n"; None for any other spelling."""
     match = _BYTE.fullmatch(spelling)
-    return bytes.fromhex(match[1]) if match else None
+    return bytes.fromhex(match[1].decode("ascii")) if match else None
+
+
+def escaped(spelling: str) -> bytes:
+    """RWKV's `\\xe6\\n` -> the bytes (llama.cpp, `llama_unescape_rwkv_token`)."""
+
+    def plain(match: re.Match[bytes]) -> bytes:
+        if match[1]:
+            return bytes.fromhex(match[1].decode("ascii"))
+        return {b"t": b"\t", b"n": b"\n", b"r": b"\r"}.get(match[2], match[2])
+
+    return _ESCAPE.sub(plain, verbatim(spelling))
 
 
 def sentencepiece(spelling: str) -> bytes:

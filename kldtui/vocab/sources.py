@@ -11,9 +11,9 @@ from pathlib import Path
 
 from kldtui.errors import VocabularyError
 from kldtui.recordings.base import Recording
-from kldtui.vocab.ggufmeta import MAGIC, read_gguf
+from kldtui.vocab.ggufmeta import MAGIC, gguf_fingerprint, read_gguf
 from kldtui.vocab.glyphs import safe
-from kldtui.vocab.table import NONE, Vocabulary
+from kldtui.vocab.table import Vocabulary, no_text
 from kldtui.vocab.tokenizer_json import read_tokenizer_json
 
 _GIVE = "give a tokenizer.json, a GGUF file, or a folder that holds either"
@@ -25,9 +25,9 @@ def load_vocabulary(path: Path) -> Vocabulary:
     By content, never by extension. Raises VocabularyError.
     """
     name = safe(str(path))
-    if path.is_dir():
-        return _load_folder(path)
     try:
+        if path.is_dir():
+            return _load_folder(path)
         with path.open("rb") as file:
             head = file.read(64)
     except OSError as error:
@@ -43,69 +43,125 @@ def _load_folder(folder: Path) -> Vocabulary:
     json_file = folder / "tokenizer.json"
     if json_file.is_file():
         return load_vocabulary(json_file)
-    models = list(_models(folder))
-    if len(models) == 1:
-        return load_vocabulary(models[0])
-    found = f"{len(models)} GGUF files" if models else "neither tokenizer.json nor a GGUF file"
-    raise VocabularyError(f"{safe(str(folder))}: the folder holds {found}; {_GIVE}")
+    models = _Models(folder)
+    chosen, why_not = models.agreeing(lambda n: True)
+    if chosen is not None:
+        return load_vocabulary(chosen)
+    raise VocabularyError(f"{safe(str(folder))}: the folder holds {why_not}; {_GIVE}")
 
 
-def _models(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.glob("*.gguf")):
-        if path.is_file():
-            yield path
+class _Models:
+    """The GGUF files of a folder. Parts of split ones but the first hold no tokens: not counted."""
+
+    def __init__(self, folder: Path) -> None:
+        self._prints: dict[Path, tuple[int, bytes]] = {}
+        self._fault = "neither tokenizer.json nor a GGUF file"
+        for path in sorted(folder.glob("*.gguf")):
+            try:
+                self._prints[path] = gguf_fingerprint(path)
+            except VocabularyError as error:
+                self._fault = f"no GGUF file that can be read ({error})"
+
+    def agreeing(self, fits: Callable[[int], bool]) -> tuple[Path | None, str]:
+        """The one file whose vocabulary fits, or the first of several that agree; else why not.
+
+        Quants of one model stand side by side and hold the same tokens: any of them will do.
+        """
+        fitting = [path for path, (n, _) in self._prints.items() if fits(n)]
+        if not fitting:
+            return None, "GGUF files of other vocabularies" if self._prints else self._fault
+        if len({self._prints[path] for path in fitting}) > 1:
+            return None, f"{len(fitting)} GGUF files whose vocabularies differ"
+        return fitting[0], ""
 
 
 def find_vocabulary(recordings: Sequence[Recording], explicit: Path | None = None) -> Vocabulary:
     """The vocabulary for these recordings (of one stream), from the first source that has it.
 
-    `explicit` if given (then a fault raises VocabularyError); else tokenizer.json, or the one GGUF
-    file whose vocabulary fits, beside a recording; else the model that a run names; else the
-    pieces stored in runs; else NONE, whose `hint` says how to get text.
+    `explicit` if given (then a fault raises VocabularyError; one that does not fit is taken, and
+    its `hint` says so); else tokenizer.json, or the one GGUF file whose vocabulary fits, beside a
+    recording; else the model that a run names; else the pieces stored in runs; else `no_text()`,
+    whose `hint` says how to get text and what was passed over.
     """
-    if explicit is not None:
-        return load_vocabulary(explicit)
     n_vocab = max((recording.shape.n_vocab for recording in recordings), default=0)
-    for find in (_beside, _named):
-        for recording in recordings:
-            vocabulary = find(recording, n_vocab)
-            if vocabulary is not None:
-                return vocabulary
-    return _stored(recordings) or NONE
-
-
-def _fits(vocabulary: Vocabulary, n_vocab: int) -> bool:
-    return vocabulary.n_vocab is not None and vocabulary.n_vocab <= n_vocab
-
-
-def _try(path: Path, n_vocab: int) -> Vocabulary | None:
-    try:
-        vocabulary = load_vocabulary(path)
-    except VocabularyError:
-        return None
-    return vocabulary if _fits(vocabulary, n_vocab) else None
-
-
-def _beside(recording: Recording, n_vocab: int) -> Vocabulary | None:
-    folder = recording.path.parent
-    json_file = folder / "tokenizer.json"
-    if json_file.is_file():
-        vocabulary = _try(json_file, n_vocab)
-        if vocabulary is not None:
+    stored = _stored(recordings)
+    if explicit is not None:
+        vocabulary = load_vocabulary(explicit)
+        if recordings:
+            vocabulary.hint = _doubt(vocabulary, n_vocab, stored)
+        return vocabulary
+    passed_over: list[str] = []
+    for candidate in _candidates(recordings, n_vocab, passed_over):
+        try:
+            vocabulary = load_vocabulary(candidate)
+        except VocabularyError as error:
+            passed_over.append(str(error))
+            continue
+        doubt = _doubt(vocabulary, n_vocab, stored)
+        if not doubt:
             return vocabulary
-    fitting = [found for path in _models(folder) if (found := _try(path, n_vocab)) is not None]
-    return fitting[0] if len(fitting) == 1 else None
+        passed_over.append(doubt)
+    return stored or no_text(f" (passed over: {passed_over[0]})" if passed_over else "")
 
 
-def _named(recording: Recording, n_vocab: int) -> Vocabulary | None:
+def _fits(n: int | None, n_vocab: int) -> bool:
+    """Whether a tokenizer of `n` ids may serve logits of `n_vocab`: these are padded, but little
+    (Qwen 267, Phi 53, DeepSeek 465)."""
+    return n is not None and 0 <= n_vocab - n <= max(1024, n_vocab // 50)
+
+
+def _doubt(vocabulary: Vocabulary, n_vocab: int, stored: Vocabulary | None) -> str:
+    """Why the vocabulary may be another model's than that of the recordings; empty if it fits."""
+    name = vocabulary.source
+    if not _fits(vocabulary.n_vocab, n_vocab):
+        return (
+            f"{name} has {vocabulary.n_vocab or 0:,} tokens, the recordings {n_vocab:,}: "
+            "its text may be another model's"
+        )
+    ids = list(stored.ids()) if stored else []
+    other = [id for id in ids if stored and vocabulary.piece(id) != stored.piece(id)]
+    # Writers may store text in place of bytes, so a few pieces may differ.
+    if len(other) * 5 > len(ids):
+        return (
+            f"{name} gives other text than the recordings for {len(other):,} of {len(ids):,} "
+            "tokens: it may be another model's"
+        )
+    return ""
+
+
+def _candidates(
+    recordings: Sequence[Recording], n_vocab: int, passed_over: list[str]
+) -> Iterator[Path]:
+    """Files that may hold the vocabulary, the likeliest first; each folder is looked into once."""
+    folders = dict.fromkeys(recording.path.parent for recording in recordings)
+    for folder in folders:
+        if (folder / "tokenizer.json").is_file():
+            yield folder / "tokenizer.json"
+    for folder in folders:
+        models = _Models(folder)
+        # llama.cpp's logits are as many as its tokens; those of others may be padded.
+        chosen, why_not = models.agreeing(lambda n: n == n_vocab)
+        if chosen is None:
+            chosen, why_not = models.agreeing(lambda n: _fits(n, n_vocab))
+        if chosen is not None:
+            yield chosen
+        elif "differ" in why_not:
+            passed_over.append(f"{safe(str(folder))}: {why_not}")
+    for recording in recordings:
+        yield from _named(recording)
+
+
+def _named(recording: Recording) -> Iterator[Path]:
+    """The model that a run's header names, where it exists on this machine."""
     model = recording.engine.get("model")
     if not isinstance(model, str) or not model:
-        return None
+        return
+    path = recording.path.parent / model  # `model` itself where it is absolute
     try:
-        path = Path(model)
-        return _try(path, n_vocab) if path.exists() else None
+        if path.is_file() or (path.is_dir() and path != recording.path.parent):
+            yield path
     except (OSError, ValueError):
-        return None
+        return
 
 
 def _stored(recordings: Sequence[Recording]) -> Vocabulary | None:

@@ -131,8 +131,15 @@ class Vocabulary:
             self._whole[id] = held
         return held
 
-    def extend(self, pieces: Mapping[int, bytes]) -> None:
-        """Add pieces learnt later (a server gives them as they occur); known ones stay."""
+    def extend(self, pieces: Mapping[int, bytes], source: str | None = None) -> None:
+        """Add pieces learnt later (a server gives them as they occur); known ones stay.
+
+        Where there was no text at all before, `source` becomes the source and the hint goes.
+        """
+        if self is NONE:
+            raise ValueError("NONE is shared: extend a vocabulary from no_text() instead")
+        if source is not None and pieces and not self._pieces:
+            self.source, self.hint = source, ""
         for id, piece in pieces.items():
             if id not in self._pieces:
                 self._pieces[id] = piece
@@ -152,8 +159,13 @@ def _is_text(data: bytes) -> bool:
     return True
 
 
-NONE = Vocabulary({}, "none", hint=HOW_TO_GET_TEXT, unnamed="#{}")
-"""No text at all: a token is shown as `#123`."""
+def no_text(why: str = "") -> Vocabulary:
+    """A vocabulary without any text, a token shown as `#123`; `extend` may give it some."""
+    return Vocabulary({}, "none", hint=HOW_TO_GET_TEXT + why, unnamed="#{}")
+
+
+NONE = no_text()
+"""The one to compare with and to default to; it never gets any text."""
 
 
 def _needed(lead: int) -> int:
@@ -231,16 +243,30 @@ def _continue(open_bytes: bytes, piece: bytes) -> tuple[Display, bytes]:
 
 
 def compare(a: Vocabulary, b: Vocabulary) -> list[str]:
-    """Where two vocabularies differ, a line each; empty if every id that both have agrees.
+    """Where two vocabularies differ, a line each; empty if one dictionary serves both.
 
-    Padding is tolerated: ids that one of them has no text for.
+    Padding is tolerated: an id without text (or with empty text) in one of them differs from
+    nothing, except where the other has text beyond the last id that the one numbers.
     """
-    differing = [id for id in sorted(set(a.ids()) & set(b.ids())) if a.piece(id) != b.piece(id)]
-    if not differing:
-        return []
-    first = differing[0]
-    more = f" (and {len(differing) - 1:,} more ids)" if len(differing) > 1 else ""
-    return [
-        f"token {first} is {a.display(first).table!r} in {a.source}, "
-        f"{b.display(first).table!r} in {b.source}{more}"
-    ]
+    lines: list[str] = []
+    differing = sorted(
+        id for id in a.ids() if a.piece(id) and b.piece(id) and a.piece(id) != b.piece(id)
+    )
+    if differing:
+        first = differing[0]
+        more = f" (and {len(differing) - 1:,} more ids)" if len(differing) > 1 else ""
+        lines.append(
+            f"token {first} is {a.display(first).table} in {a.source}, "
+            f"{b.display(first).table} in {b.source}{more}"
+        )
+    for one, other in ((a, b), (b, a)):
+        if one.n_vocab is None or other.n_vocab is None:
+            continue
+        beyond = [id for id in one.ids() if id >= other.n_vocab and one.piece(id)]
+        if beyond:
+            first = min(beyond)
+            lines.append(
+                f"{len(beyond):,} tokens from {first} ({one.display(first).table}) on are in "
+                f"{one.source} only: {other.source} has {other.n_vocab:,}"
+            )
+    return lines

@@ -17,6 +17,7 @@ from typing import Any
 from kldtui.errors import VocabularyError
 from kldtui.vocab import pieces
 from kldtui.vocab.glyphs import safe
+from kldtui.vocab.special import ends_by_text
 from kldtui.vocab.table import Vocabulary
 
 _MAX_BYTES = 1 << 28
@@ -85,7 +86,7 @@ def _vocabulary(path: Path, data: dict[str, Any], model: dict[str, Any]) -> Voca
         control=control,
         bos_id=bos_id,
         add_bos=add_bos,
-        eog_ids=beside.eog_ids(),
+        eog_ids=beside.eog_ids() | ends_by_text(ids),
     )
 
 
@@ -131,7 +132,7 @@ def _decoding(data: dict[str, Any], model: dict[str, Any]) -> tuple[_Decode, _De
         return plain, plain
 
     def with_bytes(spelling: str) -> bytes:
-        byte = pieces.byte_token(spelling)
+        byte = pieces.byte_token(pieces.verbatim(spelling))
         return plain(spelling) if byte is None else byte
 
     return with_bytes, plain
