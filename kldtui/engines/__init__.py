@@ -1,25 +1,44 @@
 """Engines: the servers that continue a prefix.
 
-Knows: which engines there are, where API keys come from.
+Knows: which engines there are, and where API keys come from.
 Must not know: recordings, branches, the screen.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal
 
 from kldtui.engines.base import Engine, EngineInfo, Finish, Reason, Token, Top, wait_ready
+from kldtui.engines.llama_server import LlamaServer
+from kldtui.errors import EngineError
 
 __all__ = ["Engine", "EngineInfo", "Finish", "Reason", "Token", "Top", "open_engine", "wait_ready"]
 
+_VARIABLES = {"ref": "KLDTUI_REF_API_KEY", "quant": "KLDTUI_QUANT_API_KEY"}
+_FOR_BOTH = "KLDTUI_API_KEY"
+
 
 def open_engine(
-    url: str, role: Literal["ref", "quant"], *, api_key_file: Path | None = None
+    url: str, role: Literal["ref", "quant"], *, api_key_file: Path | None = None, build: str = ""
 ) -> Engine:
     """An engine for the server at `url`, not yet connected.
 
     The API key is read from `api_key_file`, else from KLDTUI_REF_API_KEY or
-    KLDTUI_QUANT_API_KEY, else from KLDTUI_API_KEY. Raises EngineError for what is no URL.
+    KLDTUI_QUANT_API_KEY, else from KLDTUI_API_KEY. `url` may hold `user:password@` (HTTP basic)
+    and `?model=NAME` (a llama-server with several models). `build` names the build of a server
+    that does not know its own, as packaged ones do not. Raises EngineError for what is no
+    URL, or a key file that cannot be read.
     """
-    raise NotImplementedError
+    variable = _VARIABLES[role]
+    if api_key_file is not None:
+        try:
+            key = api_key_file.read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is no text"
+            raise EngineError(f"{api_key_file}: cannot read the API key: {reason}") from None
+    else:
+        key = (os.environ.get(variable) or os.environ.get(_FOR_BOTH) or "").strip()
+    hint = f"{variable} (or {_FOR_BOTH})"
+    return LlamaServer(url, api_key=key or None, key_hint=hint, build=build)

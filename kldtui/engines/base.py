@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -108,11 +108,12 @@ class Engine(Protocol):
 
     def generate(
         self, prefix: Sequence[int], n: int, top_n: int, *, cache: bool = False
-    ) -> AsyncIterator[Token | Finish]:
+    ) -> AsyncGenerator[Token | Finish, None]:
         """Continue `prefix` greedily by up to `n` tokens, each with its `top_n` best.
 
         The last item is a Finish. A fault raises an EngineError after the tokens that arrived.
-        `cache` lets the server reuse what it computed before, which changes last digits.
+        Closing it (`contextlib.aclosing`) cancels the answer. `cache` lets the server reuse
+        what it computed before, which changes last digits.
         """
 
     async def next_top(self, prefix: Sequence[int], top_n: int, *, cache: bool = True) -> Top:
