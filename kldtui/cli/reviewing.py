@@ -1,0 +1,122 @@
+"""The commands that open a screen: `open` (the default) and `demo`.
+
+Knows: which options a review takes, and how to set one up.
+Must not know: anything of what happens on the screen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import click
+
+from kldtui.config import load_config
+from kldtui.errors import KldtuiError
+from kldtui.session import Session, name_quants, split_named
+
+
+@click.command("open")
+@click.argument("ref", type=click.Path(path_type=Path))
+@click.option(
+    "--quant",
+    "quants",
+    multiple=True,
+    metavar="[NAME=]FILE",
+    help="A quant's recording; may be given several times.",
+)
+@click.option(
+    "--floor",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The reference recorded again with another micro-batch: the noise floor.",
+)
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="tokenizer.json, a GGUF file, or a folder that holds either.",
+)
+@click.option("--ref-server", metavar="URL", help="The reference's llama-server.")
+@click.option(
+    "--quant-server",
+    "quant_servers",
+    multiple=True,
+    metavar="[NAME=]URL",
+    help="A quant's llama-server; NAME is the quant's.",
+)
+@click.option(
+    "--labels",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The label file. Default: named after the recordings, in the working directory.",
+)
+@click.option(
+    "--reviewer",
+    metavar="NAME",
+    help="Who labels. Default: the config file's, else your login name.",
+)
+@click.option(
+    "--near-tie",
+    type=float,
+    metavar="NATS",
+    help="A root that costs less is a near tie. Default: 0.3, or what --floor measures.",
+)
+@click.option(
+    "--branch-tokens",
+    type=click.IntRange(1),
+    metavar="N",
+    help="How many tokens a branch gets at a time. Default: 128.",
+)
+def open_(
+    ref: Path,
+    quants: tuple[str, ...],
+    floor: Path | None,
+    tokenizer: Path | None,
+    ref_server: str | None,
+    quant_servers: tuple[str, ...],
+    labels: Path | None,
+    reviewer: str | None,
+    near_tie: float | None,
+    branch_tokens: int | None,
+) -> None:
+    """Review where quants depart from REF, a recording of the reference."""
+    config = load_config()
+    if branch_tokens is not None:
+        config = dataclasses.replace(config, branch_tokens=branch_tokens)
+    session = Session.open(
+        ref,
+        name_quants(quants),
+        floor=floor,
+        tokenizer=tokenizer,
+        near_tie=near_tie,
+        default_near_tie=config.near_tie,
+    )
+    try:
+        if session.quants:
+            session.keep_labels(labels, reviewer or config.reviewer_name)
+        if ref_server is not None:
+            session.add_server("ref", ref_server)
+        for spec in quant_servers:
+            name, url = split_named(spec)
+            session.add_server(_quant_named(session, name), url)
+        from kldtui.ui.app import KldtuiApp
+
+        KldtuiApp(session, config).run()
+    finally:
+        if session.labels is not None:
+            session.labels.close()
+        session.close()
+
+
+def _quant_named(session: Session, name: str | None) -> str:
+    if name is not None:
+        if name not in session.names:
+            known = ", ".join(session.names) or "none"
+            raise KldtuiError(
+                f"--quant-server {name}=…: there is no such quant; there are: {known}"
+            )
+        return name
+    if len(session.names) != 1:
+        raise KldtuiError("--quant-server: say which quant it serves, as NAME=URL")
+    return session.names[0]

@@ -1,0 +1,188 @@
+"""The root list as a person asked for it: the filter language and the orders.
+
+Knows: roots and labels, and the few words that narrow them down.
+Must not know: how a list is drawn, or where labels are kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kldtui.errors import KldtuiError
+from kldtui.index import Index, Kind, State
+from kldtui.roots import RootQuery, Thresholds, flips_at, select
+
+Order = Literal["position", "cost", "kld", "margin", "queue"]
+ListKind = Literal["roots", "ties", "moved", "invalid"]
+ORDERS: tuple[Order, ...] = get_args(Order)
+KINDS: tuple[ListKind, ...] = get_args(ListKind)
+
+HELP = (
+    "words, any of: roots ties moved invalid · cost>0.3 kld>0.1 · near  far (near ties only, or "
+    "none) · labelled  unlabelled  label:2 · chunk:3 · quant:NAME · other words: the tokens' text"
+)
+
+_COMPARISON = re.compile(r"(cost|kld)\s*>=?\s*([0-9.eE+-]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """What the list shows. Thresholds in nats; `text` is matched against the tokens' text."""
+
+    kind: ListKind = "roots"
+    chunk: int | None = None
+    min_cost: float = 0.0
+    min_kld: float | None = None
+    near_ties: Literal["all", "near", "far"] = "all"
+    label: str | None = None
+    """None: any; "labelled", "unlabelled", or a class key such as "2"."""
+    quant: str | None = None
+    text: str = ""
+
+    def describe(self) -> str:
+        """The filter in its own language; empty for the default one."""
+        words: list[str] = [] if self.kind == "roots" else [self.kind]
+        if self.chunk is not None:
+            words.append(f"chunk:{self.chunk}")
+        if self.min_cost > 0:
+            words.append(f"cost>{self.min_cost:g}")
+        if self.min_kld is not None:
+            words.append(f"kld>{self.min_kld:g}")
+        if self.near_ties != "all":
+            words.append(self.near_ties)
+        if self.label is not None:
+            bare = self.label in ("labelled", "unlabelled")
+            words.append(self.label if bare else f"label:{self.label}")
+        if self.quant is not None:
+            words.append(f"quant:{self.quant}")
+        if self.text:
+            words.append(self.text)
+        return " ".join(words)
+
+
+def parse_filter(text: str, quants: tuple[str, ...] = ()) -> Filter:
+    """Read the filter language of HELP. Raises KldtuiError that names the word it cannot use."""
+    out = Filter()
+    rest: list[str] = []
+    spaced = _COMPARISON.sub(lambda m: f"{m[1]}>{m[2]}", text)
+    for word in spaced.split():
+        low = word.lower()
+        if low in KINDS:
+            out = dataclasses.replace(out, kind=low)
+        elif low in ("near", "far"):
+            out = dataclasses.replace(out, near_ties=cast(Literal["near", "far"], low))
+        elif low in ("labelled", "unlabelled"):
+            out = dataclasses.replace(out, label=low)
+        elif low.startswith("label:"):
+            out = dataclasses.replace(out, label=low[6:])
+        elif low.startswith("chunk:"):
+            digits = low[6:].removeprefix("c")
+            if not digits.isdigit():
+                raise KldtuiError(f"filter: {word!r} is not a chunk; write chunk:3")
+            out = dataclasses.replace(out, chunk=int(digits))
+        elif low.startswith("quant:"):
+            if quants and word[6:] not in quants:
+                raise KldtuiError(f"filter: no quant {word[6:]!r}; there are {', '.join(quants)}")
+            out = dataclasses.replace(out, quant=word[6:])
+        elif match := _COMPARISON.fullmatch(low):
+            try:
+                value = float(match[2])
+            except ValueError:
+                raise KldtuiError(f"filter: {match[2]!r} is not a number of nats") from None
+            name = "min_cost" if match[1] == "cost" else "min_kld"
+            out = dataclasses.replace(out, **{name: value})  # type: ignore[arg-type]
+        else:
+            rest.append(word)
+    return dataclasses.replace(out, text=" ".join(rest))
+
+
+@dataclass(frozen=True, slots=True)
+class Lookups:
+    """What a list needs to know of labels and text, asked by flat index and quant number."""
+
+    label: Callable[[int, int], str | None]
+    text: Callable[[int, int], str]
+
+
+def list_roots(
+    index: Index,
+    wanted: Filter,
+    order: Order,
+    thresholds: Thresholds,
+    quants: tuple[str, ...],
+    lookups: Lookups,
+) -> NDArray[np.int64]:
+    """Flat indices of the positions to list, in order. int64[k].
+
+    The union over the quants (or the one of the filter). `queue` puts the first root of each
+    chunk first, then the rest, each by cost, near ties after all others.
+    """
+    chosen = (quants.index(wanted.quant),) if wanted.quant else tuple(range(len(quants)))
+    found = select(
+        index,
+        RootQuery(
+            sort="position" if order == "queue" else order,
+            quants=chosen,
+            chunk=wanted.chunk,
+            min_cost=wanted.min_cost,
+            kind=wanted.kind,
+        ),
+    )
+    if found.size == 0:
+        return found
+    if wanted.min_kld is not None:
+        klds = np.stack([index.pairs[k]["kld"][found] for k in chosen])
+        found = found[np.nanmax(np.nan_to_num(klds, nan=-np.inf), axis=0) >= wanted.min_kld]
+    if wanted.near_ties != "all" or order == "queue":
+        costs = root_costs(index, found, chosen)
+        near = costs < thresholds.near_tie
+        if order == "queue":
+            chunks = np.array([index.layout.position(int(i)).chunk for i in found])
+            later = np.zeros(found.size, bool)
+            later[1:] = chunks[1:] == chunks[:-1]
+            ranks = np.lexsort((found, -np.nan_to_num(costs, nan=-1.0), later, near))
+            found, near = found[ranks], near[ranks]
+        if wanted.near_ties != "all":
+            found = found[near if wanted.near_ties == "near" else ~near]
+    if wanted.label is not None or wanted.text:
+        kept = [i for i in found if _matches(index, int(i), wanted, chosen, lookups)]
+        found = np.array(kept, np.int64)
+    return found
+
+
+def root_costs(
+    index: Index, found: NDArray[np.int64], quants: tuple[int, ...]
+) -> NDArray[np.float32]:
+    """The dearest root of each position among `quants`, nats, float32[k]; NaN where none flips."""
+    out = np.full(found.size, np.nan, np.float32)
+    for k in quants:
+        pair = index.pairs[k][found]
+        flips = (pair["kind"] == Kind.ROOT) & (pair["state"] == State.SCORED)
+        value = index.ref["ref_p_ref"][found] - pair["ref_p_quant"]
+        out = np.where(flips, np.fmax(out, value), out)
+    return out
+
+
+def _matches(
+    index: Index, i: int, wanted: Filter, chosen: tuple[int, ...], lookups: Lookups
+) -> bool:
+    owners = [k for k in flips_at(index, i) if k in chosen] or list(chosen)
+    if wanted.text:
+        needle = wanted.text.casefold()
+        if not any(needle in lookups.text(i, k).casefold() for k in owners):
+            return False
+    if wanted.label is None:
+        return True
+    labels = [lookups.label(i, k) for k in owners]
+    if wanted.label == "labelled":
+        return any(labels)
+    if wanted.label == "unlabelled":
+        return not all(labels)
+    return wanted.label in labels

@@ -1,0 +1,71 @@
+"""The Textual application: one review screen, the palette, and what every screen shares.
+
+Knows: how the program starts and ends on a terminal.
+Must not know: what a review does (the screens do).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+from textual.app import App
+from textual.binding import BindingType
+from textual.command import DiscoveryHit, Hit, Hits, Provider
+
+from kldtui.config import Config
+from kldtui.session import Session
+from kldtui.ui.actions import ACTIONS, BY_ID, Action, keys_of
+from kldtui.ui.review import ReviewScreen
+
+
+class ActionCommands(Provider):
+    """The palette: every action of the table, with its keys."""
+
+    def _actions(self) -> Iterator[tuple[Action, str]]:
+        app = self.app
+        keymap: Mapping[str, str] = app.config.keys if isinstance(app, KldtuiApp) else {}
+        for action in ACTIONS:
+            if action.help and action.id != "palette":
+                yield action, f"{action.title}  ({keys_of(action, keymap)})"
+
+    async def discover(self) -> Hits:
+        for action, words in self._actions():
+            yield DiscoveryHit(words, self._doing(action), help=action.help)
+
+    async def search(self, query: str) -> Hits:
+        matcher = self.matcher(query)
+        for action, words in self._actions():
+            score = max(matcher.match(words), matcher.match(action.help))
+            if score > 0:
+                yield Hit(score, words, self._doing(action), help=action.help)
+
+    def _doing(self, action: Action):  # type: ignore[no-untyped-def]
+        screen = self.screen
+
+        async def do() -> None:
+            await screen.run_action(action.call)
+
+        return do
+
+
+class KldtuiApp(App[None]):
+    """A review of one session. The session stays open when the app ends; its owner closes it."""
+
+    CSS_PATH = "kldtui.tcss"
+    TITLE = "kldtui"
+    COMMANDS: ClassVar[set[type[Provider] | object]] = {ActionCommands}  # type: ignore[assignment]
+    BINDINGS: ClassVar[list[BindingType]] = []
+    ENABLE_COMMAND_PALETTE = True
+
+    def __init__(self, session: Session, config: Config) -> None:
+        super().__init__()
+        self.session, self.config = session, config
+        self.review = ReviewScreen(session, config)
+
+    def on_mount(self) -> None:
+        if self.config.theme in self.available_themes:
+            self.theme = self.config.theme
+        self.config.check_keys(BY_ID)
+        self.set_keymap(dict(self.config.keys))
+        self.push_screen(self.review)

@@ -1,0 +1,194 @@
+"""The lines that frame the screen: status above, minimap, classes, keys below.
+
+Knows: how a few facts become one line that fits any width.
+Must not know: where the facts come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.message import Message
+from textual.strip import Strip
+from textual.widget import Widget
+
+from kldtui.labels import TAXONOMY
+from kldtui.ui import marks
+from kldtui.ui.text import fit
+
+Part = tuple[str, Style]
+_DENSITY = " ▁▂▃▄▅▆▇█"
+
+
+class StatusBar(Widget):
+    """Parts from the left, and parts from the right that stay when there is little room."""
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id)
+        self._left: Sequence[Part] = ()
+        self._right: Sequence[Part] = ()
+
+    def show(self, left: Sequence[Part], right: Sequence[Part]) -> None:
+        """Show other parts; of the left ones as many as there is room for."""
+        if (left, right) != (self._left, self._right):
+            self._left, self._right = left, right
+            self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        width = self.size.width
+        kept: list[Part] = []
+        room = width
+        for text, style in self._right:
+            if cell_len(text) + 1 <= room - 8:
+                kept.append((text, style))
+                room -= cell_len(text) + 1
+        segments: list[Segment] = []
+        for text, style in self._left:
+            if cell_len(text) + 2 > room:
+                if not segments:
+                    segments.append(Segment(" " + fit(text, max(1, room - 2)), style))
+                    room = 0
+                break
+            segments.append(Segment(f" {text} ", style))
+            room -= cell_len(text) + 2
+        segments.append(Segment(" " * max(0, room)))
+        segments += [Segment(f"{text} ", style) for text, style in kept]
+        return (
+            Strip(segments).adjust_cell_length(width, self.rich_style).apply_style(self.rich_style)
+        )
+
+
+class KeyBar(Widget):
+    """Keys and what they do, as many as fit; a click does it."""
+
+    class Pressed(Message):
+        """An entry was clicked."""
+
+        def __init__(self, action_id: str) -> None:
+            super().__init__()
+            self.action_id = action_id
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id)
+        self._entries: Sequence[tuple[str, str, str]] = ()
+
+    def show(self, entries: Sequence[tuple[str, str, str]]) -> None:
+        """(action id, keys, words) each, the most useful first."""
+        if entries != self._entries:
+            self._entries = entries
+            self.refresh()
+
+    def _fitting(self) -> list[tuple[str, str, str]]:
+        out, room = [], self.size.width - 1
+        for entry in self._entries:
+            room -= cell_len(entry[1]) + cell_len(entry[2]) + 3
+            if room < 0:
+                break
+            out.append(entry)
+        return out
+
+    def render_line(self, y: int) -> Strip:
+        segments = [Segment(" ")]
+        for _, keys, words in self._fitting():
+            segments += [Segment(keys, marks.QUANT), Segment(f" {words}  ")]
+        strip = Strip(segments).adjust_cell_length(self.size.width, self.rich_style)
+        return strip.apply_style(self.rich_style)
+
+    def on_click(self, event: events.Click) -> None:
+        x = 1
+        for action_id, keys, words in self._fitting():
+            x += cell_len(keys) + cell_len(words) + 3
+            if event.x < x:
+                self.post_message(self.Pressed(action_id))
+                return
+
+
+class Minimap(Widget):
+    """The whole stream in one line: how many roots, and where the cursor is. A click goes there."""
+
+    class Picked(Message):
+        """A place was clicked, as a share of the stream."""
+
+        def __init__(self, share: float) -> None:
+            super().__init__()
+            self.share = share
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id)
+        self._roots: NDArray[np.float64] = np.zeros(0)
+        self._cursor = 0.0
+
+    def show(self, roots: NDArray[np.float64], cursor: float) -> None:
+        """roots: places as shares of the stream, float64[k], ascending; cursor likewise."""
+        self._roots, self._cursor = roots, cursor
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        width = self.size.width
+        edges = np.linspace(0.0, 1.0, width + 1)
+        counts, _ = np.histogram(self._roots, edges) if width else (np.zeros(0, int), None)
+        most = max(1, int(counts.max(initial=0)))
+        here = min(width - 1, int(self._cursor * width))
+        segments = []
+        for x, count in enumerate(counts):
+            level = 0 if not count else 1 + round(7 * (int(count) - 1) / max(1, most - 1))
+            style = marks.CURSOR if x == here else marks.ROOT_STYLE + Style(underline=False)
+            segments.append(Segment(_DENSITY[level], style))
+        strip = Strip(Segment.simplify(segments))
+        return strip.adjust_cell_length(width, self.rich_style).apply_style(self.rich_style)
+
+    def on_click(self, event: events.Click) -> None:
+        self.post_message(self.Picked((event.x + 0.5) / max(1, self.size.width)))
+
+
+class ClassesPanel(Widget):
+    """The classes, a line each with its definition; the root's own is marked."""
+
+    class Chosen(Message):
+        """A class was clicked."""
+
+        def __init__(self, key: str) -> None:
+            super().__init__()
+            self.key = key
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id)
+        self._current: str | None = None
+        self._hint = ""
+
+    def show(self, current: str | None, hint: str) -> None:
+        """current: the root's class key. hint: the program's guess, in words, or empty."""
+        if (current, hint) != (self._current, self._hint):
+            self._current, self._hint = current, hint
+            self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        width = self.content_size.width
+        segments: list[Segment] = []
+        if y < len(TAXONOMY):
+            entry = TAXONOMY[y]
+            chosen = entry.key == self._current
+            style = marks.GOOD + marks.TITLE if chosen else marks.PLAIN
+            segments = [
+                Segment("▸" if chosen else " ", marks.GOOD),
+                Segment(f"{entry.key} ", marks.QUANT),
+                Segment(f"{entry.name}  ", style),
+            ]
+            used = sum(cell_len(segment.text) for segment in segments)
+            segments.append(Segment(fit(entry.definition, max(0, width - used)), marks.DIM))
+        elif y == len(TAXONOMY) and self._hint:
+            segments = [Segment(fit(f" hint: {self._hint}", width), marks.NEAR_STYLE)]
+        return (
+            Strip(segments).adjust_cell_length(width, self.rich_style).apply_style(self.rich_style)
+        )
+
+    def on_click(self, event: events.Click) -> None:
+        offset = event.get_content_offset(self)
+        if offset is not None and offset.y < len(TAXONOMY):
+            self.post_message(self.Chosen(TAXONOMY[offset.y].key))

@@ -1,0 +1,121 @@
+"""One branch of the pair: the end of its prefix, its start token, and the continuation.
+
+Knows: how a branch is drawn, where it parted from its neighbour, and a cursor over its tokens.
+Must not know: engines, or how branches are made.
+"""
+
+from __future__ import annotations
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.strip import Strip
+
+from kldtui.branching import Branch, Meeting
+from kldtui.ui import marks
+from kldtui.ui.messages import PartMoved
+from kldtui.ui.text import wrap_words
+from kldtui.ui.token_pane import Cells, TokenPane
+from kldtui.vocab import Vocabulary, display_run
+
+CONTEXT_TOKENS = 48
+
+
+class BranchPane(TokenPane):
+    """`side` is "left" or "right"."""
+
+    def __init__(self, vocab: Vocabulary, side: str, *, id: str) -> None:
+        super().__init__(id=id)
+        self._vocab = vocab
+        self.side = side
+        self.branch: Branch | None = None
+        self._offset = 0
+        self._words = ""
+
+    def show_branch(self, branch: Branch, meeting: Meeting | None, title: str, status: str) -> None:
+        """Show a branch as far as it has come, with its place in the pair."""
+        same = self.branch is branch
+        self.branch = branch
+        prefix = branch.prefix_ids[-CONTEXT_TOKENS:]
+        ids = [*prefix, branch.start_id, *branch.ids]
+        displays = display_run(self._vocab, ids)
+        start = len(prefix)
+        self._offset = start + 1
+        start_style = marks.REF if branch.arm.start == "ref" else marks.QUANT
+        styles: list[Style] = [marks.DIM] * start
+        styles.append(start_style + Style(underline=True))
+        styles += [self._style(k, meeting) for k in range(len(branch.ids))]
+        edges = {start: ("▐", start_style), start + 1: ("▌", start_style)}
+        symbols = {k: mark for k, mark in edges.items() if k < len(ids)}
+        at = self.at if same and self.at is not None and self.at >= start else start
+        self.border_title = title
+        self.border_subtitle = status
+        follows = not same or not self.has_focus
+        self.show(Cells(displays, styles, symbols), at)
+        if follows:
+            self._follow(start)
+
+    def _follow(self, start: int) -> None:
+        """While a branch grows unwatched, keep its end in sight, but its start if all fits."""
+        first = max(0, self.wrapped.line_of(start) - 1)
+        height = self.scrollable_content_region.height
+        top = min(first, max(0, self.wrapped.lines - height)) if height else first
+        last = max(0, self.wrapped.lines - height)
+        running = self.branch is not None and self.branch.stop is None
+        self.scroll_to(0, max(top, last) if running else first, animate=False, immediate=True)
+
+    def _style(self, k: int, meeting: Meeting | None) -> Style:
+        if meeting is None or meeting.parts_at is None or k < meeting.parts_at:
+            return marks.PLAIN
+        met = meeting.meet_a if self.side == "left" else meeting.meet_b
+        if met is not None and met <= k < met + meeting.meet_length:
+            return marks.MET
+        if met is None or k < met:
+            return marks.PARTED
+        return marks.PLAIN
+
+    def show_words(self, title: str, words: str) -> None:
+        """Show a line or two instead of a branch."""
+        self.branch = None
+        self.border_title = title
+        self.border_subtitle = ""
+        self._words = words
+        displays = display_run(self._vocab, [])
+        self.show(Cells(displays, [], {}), None)
+
+    def render_line(self, y: int) -> Strip:
+        if self.branch is None:
+            width = self.scrollable_content_region.width
+            lines = wrap_words(self._words, max(1, width))
+            text = lines[y] if y < len(lines) else ""
+            strip = Strip([Segment(text, marks.DIM)])
+            return strip.adjust_cell_length(width, self.rich_style).apply_style(self.rich_style)
+        return super().render_line(y)
+
+    @property
+    def token(self) -> int | None:
+        """The generated token under the cursor, by its number; None on prefix or start token."""
+        if self.branch is None or self.at is None or self.at < self._offset:
+            return None
+        return self.at - self._offset
+
+    def move(self, where: str) -> None:
+        """Move the cursor over start and generated tokens."""
+        if self.branch is None:
+            return
+        to = self.target(where)
+        if where == "first" or (to is not None and to < self._offset - 1):
+            to = self._offset - 1
+        if to is not None:
+            self.picked(to)
+
+    def picked(self, token: int) -> None:
+        self.place_cursor(max(token, self._offset - 1))
+        self.post_message(PartMoved(self.side, self.token))
+
+    def on_focus(self) -> None:
+        super().on_focus()
+        self.post_message(PartMoved(self.side, self.token))
+
+    def on_blur(self) -> None:
+        super().on_blur()
+        self.post_message(PartMoved(self.side, None))

@@ -1,0 +1,104 @@
+"""The top-N table of one prediction: both models aligned by token, with bars.
+
+Knows: how a Detail is drawn, and the words around it.
+Must not know: where the rows come from.
+"""
+
+from __future__ import annotations
+
+import math
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Size
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from kldtui.detail import Detail
+from kldtui.ui import marks
+from kldtui.ui.text import fit, percent, wrap_words
+from kldtui.vocab import Vocabulary
+
+
+class DetailView(ScrollView, can_focus=True):
+    """Shows a Detail; `heading` is where it is, `figures` the lines below the table."""
+
+    def __init__(self, vocab: Vocabulary, *, id: str) -> None:
+        super().__init__(id=id)
+        self._vocab = vocab
+        self._lines: list[list[Segment]] = []
+        self._detail: Detail | None = None
+        self._names = ("reference", "quant")
+        self._figures: list[tuple[str, Style]] = []
+
+    def show(
+        self,
+        detail: Detail | None,
+        heading: str,
+        figures: list[tuple[str, Style]],
+        names: tuple[str, str] = ("reference", "quant"),
+    ) -> None:
+        """Show another prediction; None where nothing was recorded."""
+        self._detail, self._figures, self._names = detail, figures, names
+        self.border_title = heading
+        self._layout_lines()
+
+    def _layout_lines(self) -> None:
+        width = max(20, self.scrollable_content_region.width)
+        lines: list[list[Segment]] = []
+        detail = self._detail
+        if detail is not None:
+            lines += self._table(detail, width)
+        for text, style in self._figures:
+            lines += [[Segment(fit(part, width), style)] for part in wrap_words(text, width)]
+        self._lines = lines
+        self.virtual_size = Size(width, len(lines))
+        self.scroll_to(0, 0, animate=False)
+        self.refresh()
+
+    def _table(self, detail: Detail, width: int) -> list[list[Segment]]:
+        number = 6
+        word = min(14, max(7, (width - 2 * number - 4) // 3))
+        room = max(1, (width - word - 2 * number - 4) // 2)
+        head = [
+            Segment(fit("", word + 1)),
+            Segment(fit(self._names[0].rjust(number) + " %", number + room + 1), marks.REF),
+            Segment(fit(self._names[1].rjust(number) + " %", number + room + 1), marks.QUANT),
+        ]
+        lines = [head]
+        for row in detail.rows:
+            mark, style = self._mark(detail, row.token)
+            line = [Segment(fit(self._vocab.display(row.token).table, word) + " ", style)]
+            for logp, colour in ((row.ref, marks.REF), (row.quant, marks.QUANT)):
+                share = math.exp(logp.value) if logp is not None and not logp.bound else 0.0
+                line.append(Segment(f"{percent(logp):>{number}} "))
+                line.append(Segment(marks.bar(share, room), Style(color=colour.color)))
+            line.append(Segment(mark, style))
+            lines.append(line)
+        return lines
+
+    @staticmethod
+    def _mark(detail: Detail, token: int) -> tuple[str, Style]:
+        ref, quant = token == detail.ref_id, token == detail.quant_id
+        text = "r" * ref + "q" * quant + "·" * (token == detail.stream_id)
+        if ref and not quant:
+            return text, marks.REF
+        if quant and not ref:
+            return text, marks.QUANT
+        return text, marks.STREAM if token == detail.stream_id else marks.PLAIN
+
+    def render_line(self, y: int) -> Strip:
+        width = self.scrollable_content_region.width
+        number = y + self.scroll_offset.y
+        segments = self._lines[number] if number < len(self._lines) else []
+        return (
+            Strip(segments).adjust_cell_length(width, self.rich_style).apply_style(self.rich_style)
+        )
+
+    def on_resize(self) -> None:
+        self._layout_lines()
+
+    def move(self, where: str) -> None:
+        """Scroll."""
+        step = {"up": -1, "down": 1, "page_up": -8, "page_down": 8, "first": -999, "last": 999}
+        self.scroll_relative(y=step.get(where, 0), animate=False)

@@ -1,0 +1,135 @@
+"""What opens over the screen: a one-line prompt, a question, and the help.
+
+Knows: how to ask and how to show text.
+Must not know: what the answers are for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Input, Static
+
+from kldtui.errors import KldtuiError
+from kldtui.labels import TAXONOMY
+from kldtui.ui import marks
+from kldtui.ui.actions import ACTIONS, GROUPS, keys_of
+
+
+class Prompt(ModalScreen[str | None]):
+    """One line of input. `check` raises KldtuiError for a text that cannot be used."""
+
+    BINDINGS = [Binding("escape", "cancel", "Cancel", show=False)]  # noqa: RUF012
+
+    def __init__(
+        self,
+        title: str,
+        explain: str,
+        value: str = "",
+        check: Callable[[str], object] | None = None,
+    ) -> None:
+        super().__init__()
+        self._title, self._explain, self._value = title, explain, value
+        self._check = check
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="prompt") as box:
+            box.border_title = Text(self._title)
+            yield Input(self._value, id="prompt-input", select_on_focus=False)
+            yield Static(Text(self._explain, style=marks.DIM), id="prompt-explain", markup=False)
+            yield Static(Text(""), id="prompt-error", markup=False)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        if self._check is not None:
+            try:
+                self._check(event.value)
+            except KldtuiError as error:
+                self.query_one("#prompt-error", Static).update(Text(str(error), style=marks.WARN))
+                return
+        self.dismiss(event.value)
+
+    def action_cancel(self) -> None:
+        self.dismiss(None)
+
+
+class Question(ModalScreen[bool]):
+    """Yes or no; Esc is no."""
+
+    BINDINGS = [  # noqa: RUF012
+        Binding("y,enter", "answer(True)", "Yes", show=False),
+        Binding("n,escape,q", "answer(False)", "No", show=False),
+    ]
+
+    def __init__(self, title: str, words: str) -> None:
+        super().__init__()
+        self._title, self._words = title, words
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="prompt") as box:
+            box.border_title = Text(self._title)
+            yield Static(Text(self._words), markup=False)
+            yield Static(Text("y  yes    n  no", style=marks.QUANT), markup=False)
+
+    def action_answer(self, answer: bool) -> None:
+        self.dismiss(answer)
+
+
+class Help(ModalScreen[None]):
+    """All keys by group, the classes, and the marks, from the tables that define them."""
+
+    BINDINGS = [  # noqa: RUF012
+        Binding("escape,q,question_mark", "close", "Close", show=False),
+        Binding("j,down", "scroll(1)", show=False),
+        Binding("k,up", "scroll(-1)", show=False),
+    ]
+
+    def __init__(self, keymap: Mapping[str, str], facts: Sequence[str]) -> None:
+        super().__init__()
+        self._keymap = keymap
+        self._facts = facts
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(id="help") as box:
+            box.border_title = "help ─ Esc closes"
+            yield Static(self._text(), markup=False)
+
+    def _text(self) -> Text:
+        text = Text()
+        for group in GROUPS:
+            text.append(f"{group}\n", marks.TITLE)
+            for action in ACTIONS:
+                if action.group == group and action.help:
+                    text.append(f"  {keys_of(action, self._keymap):<12}", marks.QUANT)
+                    text.append(f"{action.help}\n")
+            if group == "Label":
+                for entry in TAXONOMY:
+                    text.append(f"  {entry.key:<12}", marks.QUANT)
+                    text.append(f"{entry.name}: {entry.definition}\n")
+            text.append("\n")
+        text.append("Marks\n", marks.TITLE)
+        for mark, words in (
+            (marks.ROOT, "root: the quant picks another token than the reference"),
+            (marks.NEAR_TIE, "root at a near tie: it costs less than the threshold"),
+            (marks.TIE, "tie: one of the two cannot rank its best tokens; not a root"),
+                (marks.INVALID, "invalid: one of the rows cannot be used"),
+            ("①", "labelled, with its class"),
+        ):
+            text.append(f"  {mark:<12}", marks.ROOT_STYLE)
+            text.append(f"{words}\n")
+        text.append("\nmoved: no flip, but a KLD as large as a root's median; f moved lists them.\n")
+        text.append("In the top-N table: r ref token, q quant token, · stream token, ")
+        text.append("≤ at or below what the file can say (its floor or its last entry).\n\n")
+        for line in self._facts:
+            text.append(f"{line}\n", marks.DIM)
+        return text
+
+    def action_close(self) -> None:
+        self.dismiss(None)
+
+    def action_scroll(self, by: int) -> None:
+        self.query_one("#help").scroll_relative(y=by, animate=False)

@@ -1,0 +1,77 @@
+"""What widgets tell the screen. Messages go up; the screen hands state down.
+
+Knows: the messages.
+Must not know: who sends or handles them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from textual.message import Message
+
+from kldtui.index import Progress
+from kldtui.position import Position
+
+
+@dataclass
+class CursorMoved(Message):
+    """The person moved to another stream token. how: "hand" or "list"."""
+
+    position: Position
+    how: str = "hand"
+
+
+@dataclass
+class RootChosen(Message):
+    """A row of the root list was chosen."""
+
+    row: int
+
+
+@dataclass
+class PartMoved(Message):
+    """The cursor of a branch pane moved, or the pane was left (None)."""
+
+    side: str
+    token: int | None
+
+
+@dataclass
+class ScanAdvanced(Message):
+    """The background pass filled more of the index; `done` ends it, `failed` says why."""
+
+    progress: Progress | None
+    done: bool = False
+    failed: str = ""
+
+
+@dataclass
+class SearchAdvanced(Message):
+    """The search found hits, or came to a chunk."""
+
+    needle: str
+    hits: list[Position]
+    chunk: int
+    done: bool = False
+
+
+@dataclass
+class EnginesChanged(Message):
+    """A server connected, failed, was verified, or is being waited for."""
+
+
+@dataclass
+class BranchesChanged(Message):
+    """Branches of a root grew or ended."""
+
+    position: Position
+    quant: str
+
+
+@dataclass
+class Notice(Message):
+    """Something to tell the person. severity: information, warning or error."""
+
+    text: str
+    severity: str = "information"

@@ -1,0 +1,391 @@
+"""The review screen: what each action does.
+
+Knows: the actions of the table, and what they do to the session and to what is shown.
+Must not know: how panes draw, or how branches are made (the desk does).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from textual import work
+from textual.widget import Widget
+
+from kldtui.errors import KldtuiError
+from kldtui.index import State
+from kldtui.label_report import write_report
+from kldtui.listing import HELP, ORDERS, parse_filter
+from kldtui.position import Position
+from kldtui.session import split_named
+from kldtui.ui import words
+from kldtui.ui.actions import BY_ID
+from kldtui.ui.bars import ClassesPanel, KeyBar
+from kldtui.ui.branch_pane import BranchPane
+from kldtui.ui.desk import MAIN_ARMS, OTHER_ARMS
+from kldtui.ui.detail_view import DetailView
+from kldtui.ui.dialogs import Help, Prompt, Question
+from kldtui.ui.messages import SearchAdvanced
+from kldtui.ui.review_view import PANES, ReviewView
+from kldtui.ui.root_list import RootList
+from kldtui.ui.stream import StreamView
+
+HEATS = ("kld", "margin", "off")
+
+
+class ReviewScreen(ReviewView):
+    """What is shown, and what can be done with it."""
+
+    async def on_key_bar_pressed(self, event: KeyBar.Pressed) -> None:
+        await self.run_action(BY_ID[event.action_id].call)
+
+    def on_classes_panel_chosen(self, event: ClassesPanel.Chosen) -> None:
+        self.action_label(event.key)
+
+    # ── moving ───────────────────────────────────────────────────────────────────────────────
+
+    def action_move(self, where: str) -> None:
+        focused = self.focused
+        if isinstance(focused, RootList | BranchPane | DetailView):
+            focused.move(where)
+        else:
+            self.query_one(StreamView).move(where)
+
+    def action_chunk(self, step: int) -> None:
+        chunk = self.cursor.chunk + step
+        if not 0 <= chunk < self.session.ref.shape.n_chunk:
+            self.say("this is the last chunk" if step > 0 else "this is the first chunk")
+            return
+        where = self.session.index.layout.chunk_slice(chunk)
+        scored = where.stop > where.start
+        self.how = "hand"
+        self.go(self.session.position(where.start) if scored else Position(chunk, 0))
+
+    def go(self, position: Position) -> None:
+        self.moved_by_hand = True
+        self.cursor = position
+
+    @work(exclusive=True, group="prompt")
+    async def action_goto(self) -> None:
+        def check(text: str) -> Position:
+            position = Position.parse(text)
+            chunks = self.session.ref.shape.n_chunk
+            if position.chunk >= chunks:
+                raise KldtuiError(f"there is no chunk {position.chunk}; the last is {chunks - 1}")
+            length = len(self.session.chunk_tokens(position.chunk))
+            if position.t >= length:
+                raise KldtuiError(f"chunk {position.chunk} ends at t{length - 1}")
+            return position
+
+        text = await self.app.push_screen_wait(
+            Prompt("go to", "a position, such as c3:t97 or 3:97", "", check)
+        )
+        if text:
+            self.how = "hand"
+            self.go(check(text))
+
+    # ── roots ────────────────────────────────────────────────────────────────────────────────
+
+    def action_root(self, step: int) -> None:
+        """The next root of the list; from between roots, the nearest one that way."""
+        if not self.rows.size:
+            self.say("the list is empty: f changes the filter")
+            return
+        row = self.row_of_cursor()
+        if row is None:
+            flats = [self.session.position(int(i)) for i in self.rows]
+            ahead = [k for k, p in enumerate(flats) if (p > self.cursor) == (step > 0)]
+            if not ahead:
+                self.say("no more roots that way")
+                return
+            row = (
+                min(ahead, key=lambda k: flats[k])
+                if step > 0
+                else max(ahead, key=lambda k: flats[k])
+            )
+        else:
+            row += step
+        if not 0 <= row < self.rows.size:
+            self.say("this is the last root of the list" if step > 0 else "this is the first root")
+            return
+        self.choose(row)
+
+    def action_next_unlabelled(self) -> None:
+        if not self.advance():
+            self.say("every root of the list has a label")
+
+    def advance(self) -> bool:
+        """On to the next root without a label: first the other quants here, then down the list."""
+        start = self.row_of_cursor()
+        n = int(self.rows.size)
+        begin = start if start is not None else -1
+        for step in range(n + 1):
+            row = (begin + step) % n if n else 0
+            if not n or row < 0:
+                continue
+            i = int(self.rows[row])
+            position = self.session.position(i)
+            for quant in self.session.flips(i):
+                if self.session.class_of(position, quant) is None:
+                    self.choose(row)
+                    self.quant = quant
+                    return True
+        return False
+
+    @work(exclusive=True, group="prompt")
+    async def action_filter(self) -> None:
+        names = self.session.names
+        text = await self.app.push_screen_wait(
+            Prompt("filter", HELP, self.filter.describe(), lambda text: parse_filter(text, names))
+        )
+        if text is not None:
+            self.filter = parse_filter(text, names)
+            self.refresh_list()
+            self.refresh_status()
+
+    def action_sort(self) -> None:
+        self.order = ORDERS[(ORDERS.index(self.order) + 1) % len(ORDERS)]
+        self.refresh_list()
+
+    def action_quant(self) -> None:
+        if len(self.session.quants) > 1:
+            self.quant = (self.quant + 1) % len(self.session.quants)
+        else:
+            self.say("this review has one quant; add more with --quant")
+
+    # ── looking ──────────────────────────────────────────────────────────────────────────────
+
+    def action_heat(self) -> None:
+        self.heat = HEATS[(HEATS.index(self.heat) + 1) % len(HEATS)]
+        self.say(f"heat: {self.heat}")
+
+    def action_zoom(self) -> None:
+        focused = self.focused
+        name = focused.id if focused is not None and focused.id in PANES else "stream"
+        zoomed = self.has_class("zoomed")
+        for pane in PANES:
+            self.set_class(not zoomed and pane == name, f"zoom-{pane}")
+        self.set_class(not zoomed, "zoomed")
+
+    def _visible_panes(self) -> list[Widget]:
+        return [p for p in (self.query_one(f"#{name}") for name in PANES) if p.region.area > 0]
+
+    def action_next_pane(self) -> None:
+        self._focus_by(1)
+
+    def action_previous_pane(self) -> None:
+        self._focus_by(-1)
+
+    def _focus_by(self, step: int) -> None:
+        """The panes in turn; a narrow screen shows list or table, whichever has the focus."""
+        names = [
+            n for n in PANES if n in ("roots", "detail") or self.query_one(f"#{n}").region.area
+        ]
+        if self.has_class("zoomed"):
+            self.action_zoom()
+        here = self.focused.id if self.focused is not None else None
+        at = names.index(here) if here in names else 0
+        name = names[(at + step) % len(names)]
+        self.set_class(name == "roots", "-list")
+        self.query_one(f"#{name}").focus()
+
+    def action_copy(self) -> None:
+        text = words.copied(self.session, self.cursor, self.quant, self.focused)
+        self.app.copy_to_clipboard(text)
+        self.say(f"copied {len(text)} characters")
+
+    @work(exclusive=True, group="prompt")
+    async def action_search(self) -> None:
+        needle = await self.app.push_screen_wait(
+            Prompt(
+                "search", "text of the stream; case matters only if you write capitals", self.needle
+            )
+        )
+        if needle:
+            self.start_search(needle)
+
+    def on_search_advanced(self, event: SearchAdvanced) -> None:
+        if event.needle != self.needle:
+            return
+        first = not self.hits
+        self.hits += event.hits
+        stream = self.query_one(StreamView)
+        stream.hits = self.hits
+        stream.load()
+        if first and self.hits:
+            self.action_hit(1)
+        if event.done:
+            self.say(
+                f"{len(self.hits)} hits for {event.needle!r}"
+                if self.hits
+                else f"no {event.needle!r} in this stream"
+            )
+
+    def action_hit(self, step: int) -> None:
+        if not self.hits:
+            self.say("no search yet: / searches" if not self.needle else "no hits")
+            return
+        ahead = [hit for hit in self.hits if (hit > self.cursor if step > 0 else hit < self.cursor)]
+        self.how = "hand"
+        if ahead:
+            self.go(ahead[0] if step > 0 else ahead[-1])
+        else:
+            self.go(self.hits[0] if step > 0 else self.hits[-1])
+            self.say("from the other end again")
+
+    # ── branches ─────────────────────────────────────────────────────────────────────────────
+
+    def action_branch(self) -> None:
+        facts = self.facts
+        if facts is None or not facts.is_root:
+            self.say("no root here: . goes to the next one")
+            return
+        self.judging = True
+        self.set_class(False, "-list")
+        self.desk.branch(facts, self.arms)
+
+    def action_longer(self) -> None:
+        if self.facts is not None and not self.desk.busy:
+            self.desk.longer(self.facts, self.arms)
+
+    def action_again(self) -> None:
+        if self.facts is not None and self.facts.is_root:
+            self.judging = True
+            self.desk.branch(self.facts, self.arms, anew=True)
+
+    def action_arms(self) -> None:
+        self.arms = OTHER_ARMS if self.arms == MAIN_ARMS else MAIN_ARMS
+        self.refresh_pair()
+        if self.judging and self.facts is not None and self.facts.is_root:
+            self.desk.branch(self.facts, self.arms)
+
+    def action_verify(self) -> None:
+        self.desk.verify(self.facts if self.facts and self.facts.is_root else None, self.quant)
+
+    def action_floor(self) -> None:
+        if self.facts is None or not self.facts.is_root:
+            self.say("no root here: . goes to the next one")
+            return
+        self.desk.floor(self.facts)
+
+    @work(exclusive=True, group="prompt")
+    async def action_connect(self) -> None:
+        roles = ("ref", *self.session.names)
+        missing = [role for role in roles if role not in self.session.slots]
+        failed = [role for role, slot in self.session.slots.items() if slot.state == "failed"]
+
+        def check(text: str) -> None:
+            role, url = split_named(text.strip())
+            if role is not None and role not in roles:
+                raise KldtuiError(f"no {role!r} here; write one of {', '.join(roles)}, then =URL")
+            if not url:
+                raise KldtuiError("write a URL, such as http://127.0.0.1:8080")
+
+        role = (failed or missing or ["ref"])[0]
+        held = self.session.slots.get(role)
+        text = await self.app.push_screen_wait(
+            Prompt(
+                "connect a server",
+                f"{'  '.join(f'{name}=URL' for name in roles)} ─ only this address is contacted",
+                f"{role}={held.engine.url if held else 'http://127.0.0.1:'}",
+                check,
+            )
+        )
+        if text:
+            named, url = split_named(text.strip())
+            try:
+                self.desk.replace(named or "ref", url)
+            except KldtuiError as error:
+                self.say(str(error), "error")
+
+    def action_back(self) -> None:
+        if self.desk.cancel():
+            self.say("stopped; what came is kept")
+        elif self.has_class("zoomed"):
+            self.action_zoom()
+        elif self.judging:
+            self.judging = False
+            self.query_one(StreamView).focus()
+        else:
+            self.query_one(StreamView).focus()
+
+    # ── labels ───────────────────────────────────────────────────────────────────────────────
+
+    @work(exclusive=True, group="prompt")
+    async def action_label(self, key: str) -> None:
+        facts = self.facts
+        if facts is None or not facts.is_root:
+            self.say("no root here: . goes to the next one")
+            return
+        branches = self.session.recall(facts.position, facts.quant)
+        if key == "3" and any(not b.complete for b in branches.values() if b.arm in MAIN_ARMS):
+            sure = await self.app.push_screen_wait(
+                Question(
+                    "malformed?",
+                    "A branch here was cut before it ended: what looks malformed may only be "
+                    "unfinished (+ continues it). Label it malformed all the same?",
+                )
+            )
+            if not sure:
+                return
+        if self.store(lambda: self.session.set_label(facts, key, self.how)):
+            self.refresh_after_label()
+            if not self.advance():
+                self.say("every root of the list has a label")
+
+    def action_clear_label(self) -> None:
+        facts = self.facts
+        if facts is not None and self.store(lambda: self.session.set_label(facts, None, self.how)):
+            self.refresh_after_label()
+
+    @work(exclusive=True, group="prompt")
+    async def action_note(self) -> None:
+        facts = self.facts
+        if facts is None or facts.state != State.SCORED:
+            self.say("no scored position here")
+            return
+        record = self.session.label(facts.position, facts.quant)
+        text = await self.app.push_screen_wait(
+            Prompt(
+                "note", f"on {facts.position}; empty takes it away", record.note if record else ""
+            )
+        )
+        if text is not None and self.store(lambda: self.session.set_note(facts, text, self.how)):
+            self.refresh_after_label()
+
+    def action_undo(self) -> None:
+        self._step("undo")
+
+    def action_redo(self) -> None:
+        self._step("redo")
+
+    def _step(self, what: Literal["undo", "redo"]) -> None:
+        labels = self.session.labels
+        if labels is None:
+            self.say("this review keeps no labels")
+            return
+        outcome: list[tuple[str, Position, int] | None] = []
+        if not self.store(lambda: outcome.append(self.session.step(what))):
+            return
+        if not outcome or outcome[0] is None:
+            self.say(f"nothing to {what}")
+            return
+        did, position, quant = outcome[0]
+        self.go(position)
+        self.quant = quant
+        self.refresh_after_label()
+        self.say(f"{what}: {did}")
+
+    def action_export(self) -> None:
+        labels = self.session.labels
+        if labels is None:
+            self.say("this review keeps no labels")
+            return
+
+        def write() -> None:
+            path = write_report(labels)
+            self.say(f"wrote {path}")
+
+        self.store(write)
+
+    def action_help(self) -> None:
+        self.app.push_screen(Help(self.config.keys, words.help_facts(self.session)))

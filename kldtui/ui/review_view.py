@@ -1,0 +1,366 @@
+"""What the review screen shows: it owns the cursor and the list, and hands them to its panes.
+
+Knows: which pane shows what of the session, and when to bring it up to date.
+Must not know: what the actions do (rewords.py), how panes draw, or any format.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical
+from textual.reactive import reactive
+from textual.screen import Screen
+
+from kldtui.config import Config
+from kldtui.errors import KldtuiError, LabelFileError
+from kldtui.index import State
+from kldtui.listing import Filter, Order
+from kldtui.position import Position
+from kldtui.session import RootFacts, Session
+from kldtui.ui import words
+from kldtui.ui.actions import bindings
+from kldtui.ui.bars import ClassesPanel, KeyBar, Minimap, StatusBar
+from kldtui.ui.branch_pane import BranchPane
+from kldtui.ui.desk import MAIN_ARMS, Desk
+from kldtui.ui.detail_view import DetailView
+from kldtui.ui.messages import (
+    BranchesChanged,
+    CursorMoved,
+    EnginesChanged,
+    Notice,
+    PartMoved,
+    RootChosen,
+    ScanAdvanced,
+    SearchAdvanced,
+)
+from kldtui.ui.root_list import RootList
+from kldtui.ui.stream import StreamView
+
+PANES = ("roots", "stream", "detail", "left", "right")
+
+
+class ReviewView(Screen[None]):
+    """Everything a review needs, on one screen; ReviewScreen adds what can be done."""
+
+    BINDINGS: ClassVar[list[BindingType]] = list(bindings())
+    HORIZONTAL_BREAKPOINTS = [  # noqa: RUF012
+        (0, "-narrow"),
+        (110, "-medium"),
+        (170, "-wide"),
+    ]
+    VERTICAL_BREAKPOINTS = [  # noqa: RUF012
+        (0, "-short"),
+        (32, "-tall"),
+    ]
+
+    cursor: reactive[Position] = reactive(Position(0, 0), init=False)
+    quant: reactive[int] = reactive(0, init=False)
+    heat: reactive[str] = reactive("kld", init=False)
+    judging: reactive[bool] = reactive(False, init=False)
+
+    def __init__(self, session: Session, config: Config) -> None:
+        super().__init__()
+        self.session, self.config = session, config
+        self.desk = Desk(session, self, config.branch_tokens, config.top_n_stored)
+        self.filter = Filter()
+        self.order: Order = "position"
+        self.rows: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.hits: list[Position] = []
+        self.needle = ""
+        self.arms = MAIN_ARMS
+        self.how = "order"
+        self._scan_words = ""
+        self._scan_done = False
+        self._cancel_scan = threading.Event()
+        self._cancel_search = threading.Event()
+        self.moved_by_hand = False
+        self._part: tuple[str, int | None] = ("left", None)
+
+    # ── layout ───────────────────────────────────────────────────────────────────────────────
+
+    def compose(self) -> ComposeResult:
+        session, config = self.session, self.config
+        yield StatusBar(id="status")
+        with Horizontal(id="upper"):
+            yield RootList(session, id="roots")
+            with Vertical(id="centre"):
+                yield StreamView(
+                    session, (config.heat_low, config.heat_high), id="stream"
+                ).data_bind(ReviewView.cursor, ReviewView.quant, ReviewView.heat)
+                yield Minimap(id="minimap")
+            yield DetailView(session.vocab, id="detail")
+            yield ClassesPanel(id="classes")
+        with Horizontal(id="pair"):
+            yield BranchPane(session.vocab, "left", id="left")
+            yield BranchPane(session.vocab, "right", id="right")
+        yield KeyBar(id="keys")
+
+    def on_mount(self) -> None:
+        self.query_one("#classes").border_title = "your judgement"
+        self.cursor = self._first_cursor()
+        self.run_worker(self._scan, thread=True, group="scan", exclusive=True, exit_on_error=False)
+        self.desk.connect_all()
+        self.query_one(StreamView).focus()
+        self.refresh_list(keep=False)
+        self.refresh_all()
+
+    def on_unmount(self) -> None:
+        self._cancel_scan.set()
+        self._cancel_search.set()
+
+    def _first_cursor(self) -> Position:
+        layout = self.session.index.layout
+        return layout.position(0) if layout.n else Position(0, 0)
+
+    # ── the background pass ──────────────────────────────────────────────────────────────────
+
+    def _scan(self) -> None:
+        try:
+            for progress in self.session.index.scan(self._cancel_scan):
+                self.post_message(ScanAdvanced(progress))
+        except KldtuiError as error:
+            self.post_message(ScanAdvanced(None, done=True, failed=str(error)))
+            return
+        if not self._cancel_scan.is_set():
+            self.post_message(ScanAdvanced(None, done=True))
+
+    def on_scan_advanced(self, event: ScanAdvanced) -> None:
+        if event.progress is not None:
+            self._scan_words = words.scan_words(event.progress)
+        if event.done:
+            self._scan_words, self._scan_done = "", True
+            self.session.settle_thresholds()
+            if event.failed:
+                self._scan_words = "scan stopped"
+                self.say(event.failed, "error")
+        self.refresh_list()
+        self.query_one(StreamView).load()
+        self.refresh_all()
+        if event.done and not self.moved_by_hand and not event.failed:
+            self._resume()
+
+    def _resume(self) -> None:
+        """Start where the person stood: at the first unlabelled root after the last one."""
+        if self.session.labels is not None and self.rows.size:
+            pairs = [
+                (self.session.position(int(i)), self.session.names[k])
+                for i in self.rows
+                for k in self.session.flips(int(i))[:1]
+            ]
+            row = self.session.labels.resume_at(pairs)
+            if row is not None and row < self.rows.size:
+                self.choose(row)
+                return
+        if self.rows.size:
+            self.choose(0)
+
+    # ── what is shown ────────────────────────────────────────────────────────────────────────
+
+    @property
+    def flat(self) -> int | None:
+        """The flat index under the cursor, where it is scored."""
+        return self.session.flat(self.cursor)
+
+    @property
+    def facts(self) -> RootFacts | None:
+        """What the index says under the cursor."""
+        i = self.flat
+        if i is None or not self.session.quants:
+            return None
+        return self.session.facts(i, self.quant)
+
+    def refresh_list(self, keep: bool = True) -> None:
+        """Ask for the root list again, and keep the chosen root chosen."""
+        self.rows = (
+            self.session.listed(self.filter, self.order) if self.session.quants else self.rows
+        )
+        roots = self.query_one(RootList)
+        metric = self.order if self.order in ("cost", "margin") else "kld"
+        roots.empty = words.empty_words(self.session, self.filter, self._scan_done)
+        roots.show(self.rows, self.row_of_cursor() if keep else None, self.quant, metric)
+        roots.border_title = words.list_title(self.filter, self.order, int(self.rows.size))
+
+    def row_of_cursor(self) -> int | None:
+        i = self.flat
+        if i is None:
+            return None
+        at = np.flatnonzero(self.rows == i)
+        return int(at[0]) if at.size else None
+
+    def refresh_all(self) -> None:
+        """Bring status, detail, pair, classes and keys up to the cursor."""
+        self.refresh_status()
+        self.refresh_detail()
+        self.refresh_pair()
+        facts = self.facts
+        record = self.session.label(self.cursor, self.quant) if facts is not None else None
+        hint = words.hint_words(self.session, self.cursor, self.quant)
+        self.query_one(ClassesPanel).show(record.key if record else None, hint)
+        self.query_one(KeyBar).show(
+            words.key_entries(self.judging, self.desk.busy, self.config.keys)
+        )
+
+    def refresh_status(self) -> None:
+        left, right = words.status_parts(
+            self.session, self.quant, self._scan_words, self.desk.activity
+        )
+        self.query_one(StatusBar).show(left, right)
+        layout = self.session.index.layout
+        if layout.n:
+            i = self.flat
+            rows = np.sort(self.rows)
+            self.query_one(Minimap).show(rows / layout.n, (i or 0) / layout.n)
+
+    def refresh_detail(self) -> None:
+        side, token = self._part
+        pane = self.query_one(f"#{side}", BranchPane)
+        if pane.has_focus and pane.branch is not None and token is not None:
+            self.query_one(DetailView).show(
+                *words.branch_detail(self.session, self._branches(), side, token)
+            )
+            return
+        try:
+            shown = words.position_detail(
+                self.session, self.cursor, self.quant, self.config.top_n_shown
+            )
+        except KldtuiError as error:
+            self.say(str(error), "error")
+            return
+        self.query_one(DetailView).show(*shown)
+
+    def _branches(self) -> dict[str, Any]:
+        held = self.session.recall(self.cursor, self.quant)
+        left, right = (held.get(arm.code) for arm in self.arms)
+        return {"left": left, "right": right}
+
+    def refresh_pair(self) -> None:
+        pair = self._branches()
+        meeting = words.meeting_of(pair["left"], pair["right"])
+        for side, arm in zip(("left", "right"), self.arms, strict=True):
+            pane = self.query_one(f"#{side}", BranchPane)
+            branch = pair[side]
+            if branch is not None:
+                title, status = words.branch_words(self.session, branch, meeting, side)
+                pane.show_branch(branch, meeting, title, status)
+            else:
+                pane.show_words(*words.no_branch_words(self.session, arm, self.facts))
+
+    def say(
+        self, text: str, severity: Literal["information", "warning", "error"] = "information"
+    ) -> None:
+        self.notify(
+            text, severity=severity, markup=False, timeout=6 if severity == "information" else 12
+        )
+
+    def store(self, change: Callable[[], object]) -> bool:
+        """Do something that writes; a disk that refuses is said, and the program goes on."""
+        try:
+            change()
+        except LabelFileError as error:
+            self.say(str(error), "error")
+            return False
+        return True
+
+    def refresh_after_label(self) -> None:
+        """A label or a note changed: list, stream and bars show it."""
+        self.query_one(StreamView).load()
+        self.refresh_list()
+        self.refresh_all()
+
+    # ── searching ────────────────────────────────────────────────────────────────────────────
+
+    def start_search(self, needle: str) -> None:
+        """Look for a text in the background; hits come as they are found."""
+        self._cancel_search.set()
+        self._cancel_search = cancel = threading.Event()
+        self.needle, self.hits = needle, []
+
+        def look() -> None:
+            waiting: list[Position] = []
+            chunk, told = 0, time.monotonic()
+            for chunk, hits in self.session.search(needle):
+                if cancel.is_set():
+                    return
+                waiting += hits
+                if time.monotonic() - told > 0.25:
+                    told = time.monotonic()
+                    self.post_message(SearchAdvanced(needle, waiting, chunk))
+                    waiting = []
+            self.post_message(SearchAdvanced(needle, waiting, chunk, done=True))
+
+        self.run_worker(look, thread=True, group="search", exclusive=True, exit_on_error=False)
+
+    # ── state ────────────────────────────────────────────────────────────────────────────────
+
+    def watch_cursor(self) -> None:
+        if not self.is_mounted:
+            return
+        i = self.flat
+        if i is not None and self.session.quants:
+            flips = self.session.flips(i)
+            if flips and self.quant not in flips:
+                self.quant = flips[0]
+            if self.session.index.pairs[self.quant][i]["state"] == State.PENDING:
+                self.session.index.scan_position(self.cursor)
+        self.arms = MAIN_ARMS
+        self._part = ("left", None)
+        self.query_one(RootList).choose(self.row_of_cursor())
+        self.refresh_all()
+
+    def watch_quant(self) -> None:
+        if self.is_mounted:
+            self.refresh_list()
+            self.refresh_all()
+
+    def watch_judging(self, judging: bool) -> None:
+        self.set_class(judging, "judging")
+        self.refresh_all()
+
+    def on_cursor_moved(self, event: CursorMoved) -> None:
+        self.moved_by_hand, self.how = True, "hand"
+        self.cursor = event.position
+
+    def on_root_chosen(self, event: RootChosen) -> None:
+        self.moved_by_hand = True
+        self.how = (
+            f"order:{self.order}"
+            if not self.filter.describe()
+            else f"filter:{self.filter.describe()}"
+        )
+        self.choose(event.row)
+
+    def choose(self, row: int) -> None:
+        self.cursor = self.session.position(int(self.rows[row]))
+
+    def on_part_moved(self, event: PartMoved) -> None:
+        self._part = (event.side, event.token)
+        self.refresh_detail()
+
+    def on_branches_changed(self, event: BranchesChanged) -> None:
+        if event.position == self.cursor and event.quant == self.session.names[self.quant]:
+            self.refresh_pair()
+            self.refresh_detail()
+
+    def on_engines_changed(self, _event: EnginesChanged) -> None:
+        self.refresh_status()
+        self.refresh_pair()
+        self.query_one(KeyBar).show(
+            words.key_entries(self.judging, self.desk.busy, self.config.keys)
+        )
+
+    def on_notice(self, event: Notice) -> None:
+        self.say(event.text, event.severity)  # type: ignore[arg-type]
+
+    def on_minimap_picked(self, event: Minimap.Picked) -> None:
+        n = self.session.index.layout.n
+        if n:
+            self.moved_by_hand = True
+            self.cursor = self.session.position(min(n - 1, int(event.share * n)))

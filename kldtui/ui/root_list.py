@@ -1,0 +1,166 @@
+"""The root list: a row a position, only the visible ones ever made.
+
+Knows: how one root becomes one line, and which row is chosen.
+Must not know: filters, orders (the screen gives it the rows), or what choosing leads to.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.cells import cell_len
+from rich.segment import Segment
+from textual import events
+from textual.cache import LRUCache
+from textual.geometry import Region, Size
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from kldtui.index import Bound, State
+from kldtui.session import RootFacts, Session
+from kldtui.ui import marks
+from kldtui.ui.messages import RootChosen
+from kldtui.ui.text import fit, nats
+
+
+class RootList(ScrollView, can_focus=True):
+    """`rows` are flat indices; `chosen` is a row number."""
+
+    def __init__(self, session: Session, *, id: str) -> None:
+        super().__init__(id=id)
+        self._session = session
+        self.rows: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.chosen: int | None = None
+        self.quant = 0
+        self.metric = "kld"
+        self.empty = "no roots"
+        self._strips: LRUCache[tuple[object, ...], Strip] = LRUCache(512)
+        self.rendered = 0
+
+    def show(self, rows: NDArray[np.int64], chosen: int | None, quant: int, metric: str) -> None:
+        """Show other rows; `metric` (cost, kld or margin) is the figure beside each."""
+        self.rows, self.chosen, self.quant, self.metric = rows, chosen, quant, metric
+        self._strips.clear()
+        self.virtual_size = Size(self.scrollable_content_region.width, max(1, rows.size))
+        self.refresh()
+        self.reveal()
+
+    def choose(self, row: int | None) -> None:
+        """Move the mark to another row."""
+        before, self.chosen = self.chosen, row
+        for number in (before, row):
+            if number is not None:
+                self.refresh(Region(0, number - self.scroll_offset.y, self.size.width, 1))
+        self.reveal()
+
+    def reveal(self) -> None:
+        if self.chosen is not None:
+            region = Region(0, max(0, self.chosen - 1), 1, 3)
+            self.scroll_to_region(region, animate=False, force=True, immediate=True)
+
+    def render_line(self, y: int) -> Strip:
+        self.rendered += 1
+        number = y + self.scroll_offset.y
+        width = self.scrollable_content_region.width
+        if number >= self.rows.size:
+            text = fit(self.empty if number == 0 else "", width)
+            return Strip([Segment(text, marks.DIM)]).apply_style(self.rich_style)
+        chosen = number == self.chosen
+        key = (number, width, chosen, self.has_focus if chosen else None)
+        strip = self._strips.get(key)
+        if strip is None:
+            strip = self._draw(int(self.rows[number]), width, chosen)
+            self._strips[key] = strip
+        return strip
+
+    def _draw(self, i: int, width: int, chosen: bool) -> Strip:
+        session = self._session
+        flips = session.flips(i)
+        quant = self.quant if self.quant in flips or not flips else flips[0]
+        facts = session.facts(i, quant)
+        record = session.label(facts.position, quant)
+        label = marks.LABELS.get(record.key or "", "✎") if record is not None else " "
+        strip = ""
+        if len(session.quants) > 1:
+            strip = "".join(
+                marks.FLIPS if k in flips else marks.AGREES for k in range(len(session.quants))
+            )
+        figures = self._figures(facts, width)
+        place = f"{facts.position!s:<8}"
+        used = 1 + cell_len(place) + 1 + cell_len(figures) + len(strip) + 2 + (1 if strip else 0)
+        words = max(6, width - used)
+        segments = [
+            Segment("▸" if chosen else " ", marks.ROOT_STYLE if chosen else marks.PLAIN),
+            Segment(place + " ", marks.DIM),
+            *self._change(facts, words),
+            Segment(figures, marks.NEAR_STYLE if facts.near_tie else marks.PLAIN),
+        ]
+        if strip:
+            segments.append(Segment(" " + strip, marks.QUANT))
+        segments.append(Segment(f" {label}", marks.GOOD))
+        base = self.rich_style
+        if chosen:
+            base += marks.SELECTED if self.has_focus else marks.SELECTED_ELSEWHERE
+        return Strip(segments).adjust_cell_length(width, base).apply_style(base)
+
+    def _figures(self, facts: RootFacts, width: int) -> str:
+        bounds = facts.bounds
+        shown = {
+            "kld": nats(facts.kld, "≥" if bounds & Bound.KLD else ""),
+            "cost": nats(facts.cost, "≥" if bounds & Bound.REF_P_QUANT else ""),
+            "margin": nats(facts.margin),
+        }
+        names = [self.metric] if width < 44 else ["cost", "kld", "margin"]
+        return "".join(f"{shown[name]:>6}" for name in names)
+
+    def _change(self, facts: RootFacts, width: int) -> list[Segment]:
+        """`␣three→␣week` in exactly `width` cells, each token its own colour."""
+        if facts.state == State.INVALID:
+            return [Segment(fit("invalid row", width), marks.INVALID_STYLE)]
+        ref = self._session.vocab.display(facts.ref_id).table
+        quant = self._session.vocab.display(facts.quant_id).table
+        room = width - 1
+        first = min(cell_len(ref), max(room // 2, room - cell_len(quant)))
+        segments = [Segment(fit(ref, first), marks.REF), Segment("→", marks.DIM)]
+        return [*segments, Segment(fit(quant, room - first), marks.QUANT)]
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._strips.clear()
+
+    def _redraw(self) -> None:
+        self._strips.clear()
+        self.refresh()
+
+    def on_focus(self) -> None:
+        self._redraw()
+
+    def on_blur(self) -> None:
+        self._redraw()
+
+    def on_resize(self, _event: events.Resize) -> None:
+        self._redraw()
+
+    # ── moving ───────────────────────────────────────────────────────────────────────────────
+
+    def move(self, where: str) -> None:
+        """Choose another row."""
+        n = int(self.rows.size)
+        if not n or where in ("left", "right"):
+            return
+        at = self.chosen if self.chosen is not None else -1
+        page = max(1, self.size.height - 1)
+        to = {
+            "up": at - 1,
+            "down": at + 1,
+            "page_up": at - page,
+            "page_down": at + page,
+            "first": 0,
+            "last": n - 1,
+        }[where]
+        self.post_message(RootChosen(min(max(to, 0), n - 1)))
+
+    def on_click(self, event: events.Click) -> None:
+        offset = event.get_content_offset(self)
+        if offset is not None and offset.y + self.scroll_offset.y < self.rows.size:
+            self.post_message(RootChosen(offset.y + self.scroll_offset.y))

@@ -1,0 +1,141 @@
+"""The token stream of one chunk, roots marked by colour and symbol.
+
+Knows: how index columns of a chunk become marks, heat and dimmed context.
+Must not know: files, engines, or what the screen does with the cursor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.style import Style
+from textual.reactive import reactive
+
+from kldtui.index import Kind, State
+from kldtui.position import Position
+from kldtui.session import Session
+from kldtui.ui import marks
+from kldtui.ui.messages import CursorMoved
+from kldtui.ui.token_pane import Cells, TokenPane
+from kldtui.vocab import Display, display_run
+
+
+class StreamView(TokenPane):
+    """One chunk at a time; `cursor`, `quant`, `heat` and `revision` come from the screen."""
+
+    cursor: reactive[Position] = reactive(Position(0, 0), init=False)
+    quant: reactive[int] = reactive(0, init=False)
+    heat: reactive[str] = reactive("kld", init=False)
+
+    def __init__(self, session: Session, heat_range: tuple[float, float], *, id: str) -> None:
+        super().__init__(id=id)
+        self._session = session
+        self._heat_range = heat_range
+        self._chunk = -1
+        self._displays: list[Display] = []
+        self._hits: set[int] = set()
+        self.hits: Iterable[Position] = ()
+
+    def on_mount(self) -> None:
+        self.load()
+
+    def load(self) -> None:
+        """Lay out the cursor's chunk again: after the chunk, the labels or the index changed."""
+        chunk = self.cursor.chunk
+        tokens = self._session.chunk_tokens(chunk)
+        if chunk != self._chunk:
+            self._chunk = chunk
+            self._displays = display_run(self._session.vocab, [int(t) for t in tokens])
+        self._hits = {hit.t for hit in self.hits if hit.chunk == chunk}
+        self.show(self._cells(chunk, len(tokens)), self.cursor.t)
+        self._title()
+
+    def _title(self) -> None:
+        session = self._session
+        where = session.index.layout.chunk_slice(self._chunk)
+        roots = 0
+        if session.quants:
+            pair = session.index.pairs[self.quant][where]
+            roots = int(((pair["state"] == State.SCORED) & (pair["kind"] == Kind.ROOT)).sum())
+        last = session.ref.shape.n_chunk - 1
+        self.border_title = f"chunk {self._chunk} of 0–{last} ─ {roots} roots"
+        badge = {True: "greedy rollout", False: "text, not a rollout", None: ""}
+        self.border_subtitle = badge[session.rollout()]
+
+    def _cells(self, chunk: int, length: int) -> Cells:
+        """Marks and styles from the chunk's columns; what is not scored is context, dimmed."""
+        session = self._session
+        styles: list[Style] = [marks.DIM] * length
+        symbols: dict[int, tuple[str, Style]] = {}
+        where = session.index.layout.chunk_slice(chunk)
+        ts = session.index.layout.t(where).tolist()
+        low, high = self._heat_range
+        if not session.quants:
+            for t in ts:
+                styles[t] = marks.PLAIN
+        else:
+            pair = session.index.pairs[self.quant][where]
+            ref = session.index.ref[where]
+            states, kinds = pair["state"].tolist(), pair["kind"].tolist()
+            klds = pair["kld"].tolist()
+            costs = (ref["ref_p_ref"] - pair["ref_p_quant"]).tolist()
+            heat = klds if self.heat == "kld" else ref["margin"].tolist()
+            near = session.thresholds.near_tie
+            for k, t in enumerate(ts):
+                style = marks.PLAIN
+                if states[k] == State.INVALID:
+                    style = marks.INVALID_STYLE
+                    symbols[t] = (marks.INVALID, marks.WARN)
+                elif states[k] == State.SCORED:
+                    if self.heat != "off":
+                        style += marks.heat_style(marks.heat_level(heat[k], low, high))
+                    if kinds[k] == Kind.ROOT:
+                        is_near = costs[k] < near
+                        style += marks.NEAR_STYLE if is_near else marks.ROOT_STYLE
+                        symbols[t] = self._root_mark(Position(chunk, t), is_near)
+                    elif kinds[k] == Kind.TIE:
+                        style += marks.TIE_STYLE
+                        symbols[t] = (marks.TIE, marks.TIE_STYLE)
+                styles[t] = style
+        for t in self._hits:
+            if t < length:
+                styles[t] = marks.HIT
+        return Cells(self._displays, styles, symbols)
+
+    def _root_mark(self, position: Position, near: bool) -> tuple[str, Style]:
+        record = self._session.label(position, self.quant)
+        if record is not None and record.key in marks.LABELS:
+            return marks.LABELS[record.key], marks.GOOD
+        return (marks.NEAR_TIE, marks.NEAR_STYLE) if near else (marks.ROOT, marks.ROOT_STYLE)
+
+    # ── state from above ─────────────────────────────────────────────────────────────────────
+
+    def watch_cursor(self, before: Position, now: Position) -> None:
+        if now.chunk != before.chunk or now.chunk != self._chunk:
+            self.load()
+        else:
+            self.place_cursor(now.t)
+
+    def watch_quant(self) -> None:
+        self.load()
+
+    def watch_heat(self) -> None:
+        self.load()
+
+    # ── moving ───────────────────────────────────────────────────────────────────────────────
+
+    def move(self, where: str) -> None:
+        """Move the cursor; beyond either end of the chunk lies the next one."""
+        to = self.target(where)
+        if to is not None:
+            self.post_message(CursorMoved(Position(self._chunk, to)))
+            return
+        chunks = self._session.ref.shape.n_chunk
+        if where in ("right", "down", "page_down") and self._chunk + 1 < chunks:
+            self.post_message(CursorMoved(Position(self._chunk + 1, 0)))
+        elif where in ("left", "up", "page_up") and self._chunk > 0:
+            length = len(self._session.chunk_tokens(self._chunk - 1))
+            self.post_message(CursorMoved(Position(self._chunk - 1, length - 1)))
+
+    def picked(self, token: int) -> None:
+        self.post_message(CursorMoved(Position(self._chunk, token)))

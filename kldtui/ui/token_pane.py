@@ -1,0 +1,174 @@
+"""A scrolling pane of tokens: wrapping, drawing, cursor and mouse, shared by stream and branches.
+
+Knows: displays (visible pieces), marks and styles per token, and how lines of them are drawn.
+Must not know: recordings, engines, or what a token means.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from rich.cells import set_cell_size
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.cache import LRUCache
+from textual.geometry import Region, Size
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from kldtui.ui import marks
+from kldtui.ui.wrap import Wrapped
+from kldtui.vocab import Display
+
+
+@dataclass(slots=True)
+class Cells:
+    """What a pane shows: a display and style per token, and a mark before those that have one.
+
+    `marks` maps token number to (symbol, style); a symbol is one cell wide.
+    """
+
+    displays: list[Display] = field(default_factory=list)
+    styles: list[Style] = field(default_factory=list)
+    marks: dict[int, tuple[str, Style]] = field(default_factory=dict)
+
+
+class TokenPane(ScrollView, can_focus=True):
+    """Tokens in lines. Subclasses fill `cells` with `show` and say what moving means."""
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id)
+        self.cells = Cells()
+        self.at: int | None = None
+        self.wrapped = Wrapped(np.zeros(0, np.int64), np.zeros(0, bool), 1)
+        self._strips: LRUCache[tuple[object, ...], Strip] = LRUCache(512)
+        self.rendered = 0
+
+    # ── content ──────────────────────────────────────────────────────────────────────────────
+
+    def show(self, cells: Cells, at: int | None) -> None:
+        """Show other tokens, with the cursor on token `at`."""
+        self.cells, self.at = cells, at
+        self.relayout()
+
+    def relayout(self) -> None:
+        """Wrap anew after tokens, marks or the pane's width changed."""
+        width = max(1, self.scrollable_content_region.width)
+        marked = self.cells.marks
+        widths = np.fromiter(
+            (min(d.width + (i in marked), width) for i, d in enumerate(self.cells.displays)),
+            np.int64,
+            len(self.cells.displays),
+        )
+        breaks = np.fromiter(
+            (d.newline for d in self.cells.displays), bool, len(self.cells.displays)
+        )
+        self.wrapped = Wrapped(widths, breaks, width)
+        self.virtual_size = Size(width, self.wrapped.lines)
+        self._strips.clear()
+        self.refresh()
+        self.reveal()
+
+    def reveal(self) -> None:
+        """Scroll so that the cursor's line is on screen, with a line or two around it."""
+        if self.at is None or not self.wrapped.lines:
+            return
+        line = self.wrapped.line_of(self.at)
+        region = Region(0, max(0, line - 2), 1, 5)
+        self.scroll_to_region(region, animate=False, force=True, immediate=True)
+
+    def place_cursor(self, at: int | None) -> None:
+        """Move the cursor within what is shown; only the two lines concerned are drawn again."""
+        before, self.at = self.at, at
+        for token in (before, at):
+            if token is not None and token < self.wrapped.n:
+                self._refresh_line(self.wrapped.line_of(token))
+        self.reveal()
+
+    def _refresh_line(self, line: int) -> None:
+        y = line - self.scroll_offset.y
+        self.refresh(Region(0, y, self.size.width, 1))
+
+    # ── drawing ──────────────────────────────────────────────────────────────────────────────
+
+    def render_line(self, y: int) -> Strip:
+        self.rendered += 1
+        line = y + self.scroll_offset.y
+        width = self.scrollable_content_region.width
+        first, stop = self.wrapped.span(line)
+        at = self.at if self.at is not None and first <= self.at < stop else None
+        focused = self.has_focus
+        key = (line, width, at, focused if at is not None else None)
+        strip = self._strips.get(key)
+        if strip is None:
+            strip = self._draw(first, stop, at, focused, width)
+            self._strips[key] = strip
+        return strip
+
+    def _draw(self, first: int, stop: int, at: int | None, focused: bool, width: int) -> Strip:
+        cursor = marks.CURSOR if focused else marks.CURSOR_ELSEWHERE
+        segments: list[Segment] = []
+        for token in range(first, stop):
+            display, style = self.cells.displays[token], self.cells.styles[token]
+            mark = self.cells.marks.get(token)
+            if mark is not None:
+                segments.append(Segment(mark[0], mark[1]))
+            text = display.text
+            if display.width + (mark is not None) > width:
+                text = set_cell_size(text, max(0, width - 1 - (mark is not None))) + "…"
+            segments.append(Segment(text, style + cursor if token == at else style))
+        strip = Strip(Segment.simplify(segments))
+        return strip.adjust_cell_length(width, self.rich_style).apply_style(self.rich_style)
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._strips.clear()
+
+    def on_resize(self, _event: events.Resize) -> None:
+        self.relayout()
+
+    def on_focus(self) -> None:
+        self._strips.clear()
+        self.refresh()
+
+    def on_blur(self) -> None:
+        self._strips.clear()
+        self.refresh()
+
+    # ── moving ───────────────────────────────────────────────────────────────────────────────
+
+    def target(self, where: str) -> int | None:
+        """The token that a move leads to, or None where it leads out of what is shown."""
+        n = self.wrapped.n
+        if not n:
+            return None
+        at = self.at if self.at is not None else 0
+        if where in ("left", "right"):
+            to = at + (1 if where == "right" else -1)
+            return to if 0 <= to < n else None
+        if where in ("first", "last"):
+            return 0 if where == "first" else n - 1
+        page = max(1, self.size.height - 2)
+        step = {"up": -1, "down": 1, "page_up": -page, "page_down": page}[where]
+        here = self.wrapped.line_of(at)
+        line = here + step
+        if abs(step) > 1:
+            line = min(max(line, 0), self.wrapped.lines - 1)
+            if line == here:
+                return None
+        if not 0 <= line < self.wrapped.lines:
+            return None
+        return self.wrapped.token_at(line, self.wrapped.column_of(at))
+
+    def on_click(self, event: events.Click) -> None:
+        offset = event.get_content_offset(self)
+        if offset is None:
+            return
+        token = self.wrapped.token_at(offset.y + self.scroll_offset.y, offset.x)
+        if token is not None:
+            self.picked(token)
+
+    def picked(self, token: int) -> None:
+        """A token was clicked."""

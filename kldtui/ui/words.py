@@ -1,0 +1,359 @@
+"""What the session's facts are called on screen.
+
+Knows: the session's figures, and the words for them.
+Must not know: widgets, keys' effects, where figures come from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from textual.widget import Widget
+
+from kldtui.branching import Arm, Branch, Meeting, divergence
+from kldtui.detail import Detail, align
+from kldtui.index import Bound, Kind, Progress, State
+from kldtui.listing import Filter, Order
+from kldtui.position import Position
+from kldtui.rows import Invalid, TopRow
+from kldtui.session import RootFacts, Session
+from kldtui.ui import marks
+from kldtui.ui.actions import BY_ID, keys_of
+from kldtui.ui.bars import Part
+from kldtui.ui.branch_pane import BranchPane
+from kldtui.ui.text import duration, nats
+from kldtui.vocab import safe
+
+Shown = tuple[Detail | None, str, list[Part], tuple[str, str]]
+STOPS = {
+    "eog": "end of turn",
+    "tool_call": "tool call closed",
+    "loop": "loops",
+    "limit": "cut at its length (+ continues)",
+    "context": "context full",
+    "cancelled": "stopped (+ continues)",
+    "error": "failed",
+}
+
+
+def scan_words(progress: Progress) -> str:
+    """How far the background pass is."""
+    share = progress.done / max(1, progress.total)
+    left = f", {duration(progress.seconds_left)} left" if progress.seconds_left is not None else ""
+    return f"scan {share:.0%} at {progress.bytes_per_s / 1e6:,.0f} MB/s{left}"
+
+
+def list_title(wanted: Filter, order: Order, n: int) -> str:
+    """The root list's title: how many, in what order, filtered how."""
+    what = wanted.describe()
+    by = "review queue" if order == "queue" else f"by {order.upper() if order == 'kld' else order}"
+    return f"{n} {wanted.kind} ─ {by}" + (f" ─ {what}" if what else "")
+
+
+def empty_words(session: Session, wanted: Filter, scanned: bool) -> str:
+    """Why the root list is empty."""
+    if not session.quants:
+        return "no quant: start with --quant FILE"
+    if not scanned:
+        return "scanning…"
+    if wanted.describe():
+        return "none match: f changes the filter"
+    return "no roots: every argmax is the same"
+
+
+def status_parts(
+    session: Session, quant: int, scan: str, activity: str
+) -> tuple[list[Part], list[Part]]:
+    """The status line: (left, right)."""
+    left: list[Part] = []
+    names = session.names
+    ref = safe(session.ref.path.stem)
+    if names:
+        which = f" [{quant + 1}/{len(names)}]" if len(names) > 1 else ""
+        left.append((f"{ref} → {safe(names[quant])}{which}", marks.TITLE))
+        counts = session.counts(quant)
+        left.append((f"{counts['roots']} roots", marks.ROOT_STYLE))
+        left.append((f"of {counts['positions']:,}", marks.PLAIN))
+        left.append((f"{counts['near_ties']} near ties", marks.NEAR_STYLE))
+        for name in ("ties", "invalid", "missing"):
+            if counts[name]:
+                left.append((f"{counts[name]} {name}", marks.TIE_STYLE))
+        left.append(_floor_part(session))
+        if session.index.notes[quant]:
+            left.append((session.index.notes[quant][0], marks.WARN))
+    else:
+        left.append((f"{ref}, no quant", marks.TITLE))
+    if not session.vocab:
+        left.append(("ids only: --tokenizer FILE gives text", marks.WARN))
+    done, total = session.labelled()
+    right: list[Part] = [(f"labelled {done}/{total}", marks.GOOD)]
+    if session.labels is not None and session.labels.unsaved:
+        right.insert(0, ("NOT SAVED", marks.WARN))
+    if scan:
+        right.insert(0, (scan, marks.HIT))
+    if activity:
+        right.insert(0, (activity, marks.HIT))
+    for role in dict.fromkeys(["ref", *(names[quant : quant + 1])]):
+        slot = session.slots.get(role)
+        if slot is not None:
+            right.append(_engine_part(role, slot.state, slot.verified))
+    if not session.slots:
+        right.append(("no server", marks.DIM))
+    return left, right
+
+
+def _floor_part(session: Session) -> Part:
+    if session.floor_number is None:
+        return ("floor unknown", marks.DIM)
+    return (f"floor {session.counts(session.floor_number)['roots']} roots", marks.DIM)
+
+
+def _engine_part(role: str, state: str, verified: object) -> Part:
+    name = "ref" if role == "ref" else safe(role)
+    if state == "ready":
+        if verified is None:
+            return (f"{name} ○", marks.PLAIN)
+        good = getattr(verified, "passed", False)
+        return (f"{name} ●", marks.GOOD) if good else (f"{name} ✗ unverified", marks.WARN)
+    if state == "failed":
+        return (f"{name} ✗", marks.WARN)
+    return (f"{name} {state}…", marks.DIM)
+
+
+def position_detail(session: Session, position: Position, quant: int, n: int) -> Shown:
+    """The top-N table of a stream position, its heading and the figures under it."""
+    detail = session.detail(position, quant, n)
+    before = ""
+    if position.t:
+        token = int(session.chunk_tokens(position.chunk)[position.t - 1])
+        before = f' after "{session.vocab.display(token).table}"'
+    names = ("ref", session.names[quant] if session.names else "quant")
+    heading = f"{position}{before}"
+    i = session.flat(position)
+    if i is None:
+        return None, heading, [("context only: not scored", marks.DIM)], names
+    figures: list[Part] = []
+    if session.quants:
+        figures += _figures(session, session.facts(i, quant), detail)
+    for which, said in (("reference", detail.ref_words), (names[1], detail.quant_words)):
+        if said and session.quants:
+            figures.append((f"{which}: {said}", marks.INVALID_STYLE))
+    return detail, heading, figures, names
+
+
+def _figures(session: Session, facts: RootFacts, detail: Detail) -> list[Part]:
+    out: list[Part] = []
+    if facts.state == State.SCORED:
+        kind = {
+            Kind.ROOT: ("near tie", marks.NEAR_STYLE)
+            if facts.near_tie
+            else ("root", marks.ROOT_STYLE),
+            Kind.TIE: ("tie, not a root", marks.TIE_STYLE),
+            Kind.AGREE: ("no flip", marks.DIM),
+        }[facts.kind]
+        at_least = "≥" if facts.bounds & Bound.KLD else ""
+        figures = f"margin {nats(facts.margin)}  KLD {nats(facts.kld, at_least)}"
+        if facts.is_root:
+            bound = "≥" if facts.bounds & Bound.REF_P_QUANT else ""
+            figures = f"cost {nats(facts.cost, bound)}  {figures}"
+            rank = facts.ref_rank_quant
+            figures += f"  rank {rank}" if rank else ""
+        out.append((f"{kind[0]}  {figures}", kind[1]))
+        if session.floor_flips(facts.index):
+            out.append(("the reference flips here against itself too (floor)", marks.NEAR_STYLE))
+        if len(session.quants) > 1:
+            strip = "  ".join(
+                f"{marks.FLIPS if k in facts.flips else marks.AGREES} {safe(name)}"
+                for k, name in enumerate(session.names)
+            )
+            out.append((strip, marks.QUANT))
+        stream = session.vocab.display(facts.stream_id).table
+        bounds = (Bound.REF_STREAM, Bound.QUANT_STREAM)
+        values = [
+            f"{'≤ ' if facts.bounds & bound else ''}{nats(value)}"
+            for value, bound in zip((facts.ref_stream, facts.quant_stream), bounds, strict=True)
+        ]
+        out.append((f"stream token {stream}: log p {values[0]} / {values[1]}", marks.STREAM))
+    elif facts.state == State.PENDING:
+        out.append(("not scanned yet", marks.DIM))
+    floors = [
+        f"{name} ≤ {math.exp(value):.0e}"
+        for name, value in (("ref", detail.ref_floor), ("quant", detail.quant_floor))
+        if value is not None
+    ]
+    if floors:
+        out.append((f"⊥ floor: {', '.join(floors)}", marks.DIM))
+    record = session.label(facts.position, facts.quant)
+    if record is not None and record.note:
+        out.append((f"note: {safe(record.note)}", marks.GOOD))
+    return out
+
+
+def branch_detail(session: Session, pair: dict[str, Branch | None], side: str, token: int) -> Shown:
+    """The top-N of a generated token, beside the other branch's at the same distance."""
+    rows = []
+    for name in ("left", "right"):
+        branch = pair[name]
+        if branch is not None and token < len(branch.tokens):
+            known = dict(branch.tokens[token].top)
+            rows.append(TopRow(known, {}, Invalid.NO) if known else None)
+        else:
+            rows.append(None)
+    own = pair[side]
+    stream = own.tokens[token].id if own is not None and token < len(own.tokens) else None
+    detail = align(rows[0], rows[1], stream, 10)
+    codes = [branch.arm.code if branch is not None else "–" for branch in pair.values()]
+    figures = [("· the generated token of the focused branch", marks.DIM)]
+    return detail, f"branch +{token}", figures, (codes[0], codes[1])
+
+
+def meeting_of(left: Branch | None, right: Branch | None) -> Meeting | None:
+    """Where the pair parts and meets again."""
+    if left is None or right is None or not left.tokens or not right.tokens:
+        return None
+    return divergence(left.ids, right.ids)
+
+
+def branch_words(
+    session: Session, branch: Branch, meeting: Meeting | None, side: str
+) -> tuple[str, str]:
+    """Title and status line of a branch pane."""
+    engine = "reference" if branch.arm.engine == "ref" else safe(branch.quant)
+    start = session.vocab.display(branch.start_id).table
+    checked = branch.verify or {}
+    doubt = "" if checked.get("verdict") == "ok" else " ─ NOT VERIFIED"
+    title = f"{branch.arm.code} {engine} ◂ {start}{doubt}"
+    parts = [f"{len(branch.tokens)} tokens"]
+    if branch.tokens_per_second:
+        parts.append(f"{branch.tokens_per_second:.0f} tok/s")
+    if branch.seconds:
+        parts.append(f"{branch.seconds:.1f} s")
+    if branch.error:
+        parts.append(safe(branch.error))
+    elif branch.stop is not None:
+        parts.append(STOPS.get(branch.stop, branch.stop))
+    else:
+        parts.append("running…")
+    if side == "right" and meeting is not None:
+        parts.append(_meeting_words(meeting))
+    return title, " · ".join(parts)
+
+
+def _meeting_words(meeting: Meeting) -> str:
+    if meeting.parts_at is None:
+        return "no difference so far"
+    words = f"≠ +{meeting.parts_at}"
+    if meeting.meet_a is not None and meeting.meet_b is not None:
+        words += f", meet again +{meeting.meet_a}/+{meeting.meet_b} ({meeting.meet_length})"
+    return words
+
+
+def no_branch_words(session: Session, arm: Arm, facts: RootFacts | None) -> tuple[str, str]:
+    """Title and words of a branch pane without a branch."""
+    side = "reference" if arm.engine == "ref" else "quant"
+    title = f"{arm.code} {side}"
+    if facts is None or not facts.is_root:
+        return title, "no root here: . goes to the next one"
+    start = session.vocab.display(facts.ref_id if arm.start == "ref" else facts.quant_id).table
+    slot = session.slot_for(arm.engine, facts.quant)
+    if slot is None:
+        return title, f"{start} … no server: c connects one, or start with --ref-server URL"
+    if slot.state == "failed":
+        return title, f"{slot.role} server: {safe(slot.words)} ─ c or b tries again"
+    if slot.state in ("connecting", "loading"):
+        return title, f"{slot.role} server: {slot.state} {safe(slot.words)}"
+    return title, f"b branches here: {start} …"
+
+
+def hint_words(session: Session, position: Position, quant: int) -> str:
+    """The program's guess about a root; never a label."""
+    if session.labels is None or not session.names:
+        return ""
+    hint = session.labels.hint(position, session.names[quant])
+    return safe(str(hint.get("text", ""))) if hint else ""
+
+
+def key_entries(
+    judging: bool, busy: bool, keymap: Mapping[str, str]
+) -> Sequence[tuple[str, str, str]]:
+    """The key line: what is most useful now, first."""
+    ids = [
+        "branch",
+        "next-root",
+        "filter",
+        "sort",
+        "goto",
+        "search",
+        "verify",
+        "zoom",
+        "next-pane",
+        "undo",
+        "help",
+        "quit",
+    ]
+    names = {
+        "branch": "branch",
+        "next-root": "next root",
+        "filter": "filter",
+        "sort": "sort",
+        "goto": "go to",
+        "search": "search",
+        "verify": "verify",
+        "zoom": "zoom",
+        "next-pane": "pane",
+        "undo": "undo",
+        "help": "help",
+        "quit": "quit",
+        "back": "back",
+        "longer": "longer",
+        "arms": "other arms",
+        "note": "note",
+    }
+    if judging:
+        ids = ["back", "longer", "arms", "next-root", "note", "undo", "zoom", "next-pane", "help"]
+        names["back"] = "stop" if busy else "back"
+    return [(name, keys_of(BY_ID[name], keymap), names[name]) for name in ids]
+
+
+def copied(session: Session, position: Position, quant: int, focused: Widget | None) -> str:
+    """What `y` copies: the branch in focus, or the position with its tokens."""
+    if isinstance(focused, BranchPane) and focused.branch is not None:
+        branch = focused.branch
+        return session.vocab.text([branch.start_id, *branch.ids])
+    i = session.flat(position)
+    if i is None or not session.quants:
+        token = int(session.chunk_tokens(position.chunk)[position.t])
+        return f"{position} {session.vocab.text([token])!r}"
+    facts = session.facts(i, quant)
+    ref, other = session.vocab.text([facts.ref_id]), session.vocab.text([facts.quant_id])
+    return f"{position} {ref!r} → {other!r} cost {nats(facts.cost)} KLD {nats(facts.kld)}"
+
+
+def help_facts(session: Session) -> list[str]:
+    """What the help says of this review: files, vocabulary, thresholds, engines."""
+    lines = [f"reference {safe(str(session.ref.path))}"]
+    for quant, notes in zip(session.quants, session.index.notes, strict=False):
+        lines.append(
+            f"quant {safe(quant.name)}: {safe(str(quant.recording.path))} {'; '.join(notes)}"
+        )
+    lines.append(f"text from {safe(session.vocab.source)}. {session.vocab.hint}")
+    near = session.thresholds
+    lines.append(f"near tie: cost under {near.near_tie:.3g} nat ({near.near_tie_source})")
+    if session.floor is None:
+        lines.append(
+            "floor not measured: record the reference again with another -ub, --floor FILE"
+        )
+    if session.labels is not None:
+        lines.append(f"labels in {safe(str(session.labels.path))}")
+        lines += [safe(warning) for warning in session.labels.warnings]
+    for recording in (session.ref, *(quant.recording for quant in session.quants)):
+        lines += [f"{safe(recording.path.name)}: {problem}" for problem in recording.problems]
+    for slot in session.slots.values():
+        model = safe(slot.info.model) if slot.info else ""
+        build = safe(slot.info.build) if slot.info else ""
+        said = f" {slot.verified.detail}" if slot.verified else ""
+        lines.append(
+            f"{slot.role} server {safe(slot.engine.url)}: {slot.state} {model} {build}{said}"
+        )
+    return lines
