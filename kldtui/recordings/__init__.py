@@ -8,13 +8,33 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kldtui.errors import NotARecording, RecordingError
+from kldtui.errors import NotARecording, RecordingError, UnsupportedRecording
 from kldtui.recordings.base import Recording, Scratch, StreamShape
+from kldtui.recordings.describe import Description, describe_kld
 from kldtui.recordings.kld import KldRecording, parse_header
+from kldtui.recordings.named import name_files, split_named
+from kldtui.recordings.run import is_run, open_run
 
-__all__ = ["Recording", "Scratch", "StreamShape", "open_recording"]
+__all__ = [
+    "Description",
+    "Recording",
+    "Scratch",
+    "StreamShape",
+    "describe",
+    "name_files",
+    "open_recording",
+    "split_named",
+]
 
 _HEAD_BYTES = 4096
+_KNOWN = (
+    (b"GGUF", "a GGUF model: record it with llama-perplexity --save-all-logits, or give it as "
+              "--tokenizer"),
+    (b"GGML", "a GGML file, not a recording"),
+    (b"PK\x03\x04", "a zip archive (NumPy .npz, PyTorch), not a recording"),
+    (b"\x93NUMPY", "a NumPy array, not a recording"),
+    (b"\x89HDF", "an HDF5 file, not a recording"),
+)  # fmt: skip
 
 
 def open_recording(path: Path | str) -> Recording:
@@ -27,14 +47,59 @@ def open_recording(path: Path | str) -> Recording:
     head = _head(path)
     if parse_header(head) is not None:
         return KldRecording(path)
-    from kldtui.recordings import run
+    if is_run(head):
+        return open_run(path)
+    raise _refusal(path, head)
 
-    if run.is_run(head):
-        return run.open_run(path)
-    raise NotARecording(f"{path}: is no recording that kldtui reads")
+
+def describe(path: Path | str) -> Description:
+    """What a recording holds and what is wrong with it. Raises what `open_recording` raises,
+    but describes a damaged `.kld` file as far as its header goes."""
+    path = Path(path)
+    head = _head(path)
+    header = parse_header(head)
+    if header is not None:
+        return describe_kld(path, header)
+    recording = open_recording(path)
+    try:
+        shape = recording.shape
+        return Description(
+            recording.format,
+            recording.version,
+            shape.n_ctx,
+            shape.n_vocab,
+            shape.n_chunk,
+            recording.records,
+            recording.records_expected,
+            recording.records == recording.records_expected,
+            recording.problems,
+        )
+    finally:
+        recording.close()
+
+
+def _refusal(path: Path, head: bytes) -> RecordingError:
+    if not head:
+        return NotARecording(f"{path}: is empty")
+    if head[:7] == b"_logits":
+        name = head[:8].decode("ascii", "backslashreplace")
+        if len(head) < 8:
+            return NotARecording(f"{path}: holds only the first {len(head)} bytes of a .kld file")
+        return UnsupportedRecording(
+            f"{path}: is a .kld file of version {name!r}; kldtui reads _logits_ and _logits2"
+        )
+    for magic, words in _KNOWN:
+        if head.startswith(magic):
+            return UnsupportedRecording(f"{path}: is {words}")
+    return NotARecording(
+        f"{path}: is no recording that kldtui reads (a .kld file of llama-perplexity, or a "
+        "kldtui-run)"
+    )
 
 
 def _head(path: Path) -> bytes:
+    if path.is_dir():
+        raise RecordingError(f"{path}: is a folder, not a recording")
     try:
         with path.open("rb") as file:
             return file.read(_HEAD_BYTES)

@@ -19,6 +19,7 @@ import math
 import os
 import struct
 import threading
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,13 @@ class KldHeader:
         """Bytes of a whole file."""
         return self.data_offset + 2 * self.record_words * self.records_expected
 
+    @property
+    def is_sane(self) -> bool:
+        """Whether the numbers are all there and could be those of a recording."""
+        if self.n_ctx is None or self.n_vocab is None or self.n_chunk is None:
+            return False
+        return self.n_ctx >= 3 and self.n_vocab >= 1 and self.n_chunk >= 0
+
     def fault(self, size: int) -> str | None:
         """Why a file of `size` bytes with this header cannot be read at all, or None."""
         if self.n_ctx is None or self.n_vocab is None or self.n_chunk is None:
@@ -80,7 +88,7 @@ class KldHeader:
                 f"holds only {size} bytes of its header: the run that wrote it failed before the "
                 "text was checked (it may be shorter than two chunks); record it again"
             )
-        if self.n_ctx < 3 or self.n_vocab < 1 or self.n_chunk < 0:
+        if not self.is_sane:
             return (
                 f"has a damaged header: n_ctx {self.n_ctx}, n_vocab {self.n_vocab}, "
                 f"n_chunk {self.n_chunk}"
@@ -198,6 +206,22 @@ class KldRecording:
         if not 0 <= i < self._held(position.chunk):
             return None
         return self.rows(position.chunk, i, i + 1).row(0)
+
+    def survey(self) -> Counter[Invalid]:
+        """How many records are unusable, and why, from the first bytes of every record."""
+        counts: Counter[Invalid] = Counter()
+        size = 2 * self.header.record_words
+        head, whole = np.empty((1, 4), "<u2"), np.empty((1, self.header.record_words), "<u2")
+        for record in range(self.records):
+            offset = self.header.data_offset + size * record
+            self._read(head.data.cast("B"), offset)
+            scale, minimum = (float(x) for x in head[0].view("<f4"))
+            if 0 < scale < 1e-2 and -1e3 < minimum < 0:
+                continue
+            self._read(whole.reshape(-1).data.cast("B"), offset)
+            counts[Invalid(int(validity(whole, self.shape.n_vocab, self.version)[0]))] += 1
+        del counts[Invalid.NO]
+        return counts
 
     def close(self) -> None:
         with self._lock:
@@ -327,10 +351,9 @@ def decode(
 ) -> FullRows:
     """Records, uint16[r, words], to log-probabilities (nats); formulas in the module's head."""
     scratch = scratch or Scratch()
-    head = np.ascontiguousarray(raw[:, :4]).view("<f4").astype(np.float32)
-    scale, minimum = head[:, 0], head[:, 1]
+    scale, minimum = _heads(raw)
     codes = raw[:, 4 : 4 + n_vocab]
-    invalid = _invalid(scale, minimum, codes, version)
+    invalid = validity(raw, n_vocab, version)
     logp = scratch.array("logp", codes.shape, np.float32)
     floor = minimum.copy()
     with np.errstate(all="ignore"):
@@ -342,6 +365,11 @@ def decode(
             _finish_v2(logp, codes, scale, minimum, invalid)
             floor[:] = -np.inf
     return FullRows(logp, floor, invalid)
+
+
+def _heads(raw: NDArray[np.uint16]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    head = np.ascontiguousarray(raw[:, :4]).view("<f4").astype(np.float32)
+    return head[:, 0], head[:, 1]
 
 
 def _finish_v2(
@@ -363,21 +391,17 @@ def _finish_v2(
         logp[i] -= np.float32(best + np.log(total))
 
 
-def _invalid(
-    scale: NDArray[np.float32],
-    minimum: NDArray[np.float32],
-    codes: NDArray[np.uint16],
-    version: int,
-) -> NDArray[np.uint8]:
-    """An `Invalid` for each record, from its first eight bytes (and its codes where scale is 0)."""
+def validity(raw: NDArray[np.uint16], n_vocab: int, version: int) -> NDArray[np.uint8]:
+    """An `Invalid` for each record, uint8[r]; codes are looked at only where the scale is 0."""
+    scale, minimum = _heads(raw)
     out = np.zeros(scale.shape[0], np.uint8)
     with np.errstate(all="ignore"):
         top = scale * np.float32(65535) + minimum
     out[(scale < 0) | (top > _MAX_LOGP)] = Invalid.CONTRADICTORY
     for i in np.flatnonzero(scale == 0):
-        if minimum[i] == 0 and not codes[i].any():
+        if minimum[i] == 0 and not raw[i, 4 : 4 + n_vocab].any():
             out[i] = Invalid.UNWRITTEN
-        elif version == 1 and abs(minimum[i] + math.log(codes.shape[1])) > 1e-3:
+        elif version == 1 and abs(minimum[i] + math.log(n_vocab)) > 1e-3:
             out[i] = Invalid.CONTRADICTORY
     out[np.isinf(scale) | np.isinf(minimum) | np.isinf(top)] = Invalid.INFINITE
     out[np.isnan(scale) | np.isnan(minimum)] = Invalid.NOT_A_NUMBER

@@ -1,0 +1,235 @@
+"""Headless commands that only read recordings: stats, flips, inspect.
+
+Knows: options, and how a result becomes lines or JSON on a terminal.
+Must not know: Textual, engines, labels, or how any number is computed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import click
+
+from kldtui.index import Index, Progress
+from kldtui.position import Position
+from kldtui.recordings import Recording, describe, name_files, open_recording
+from kldtui.report import flip_rows, format_flips, format_stats, pair_stats
+from kldtui.roots import RootQuery, Sort, Thresholds, near_tie_from_floor
+from kldtui.vocab import find_vocabulary
+from kldtui.vocab.glyphs import safe
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_FILE = click.Path(path_type=Path)
+
+
+def _pair_options(command: Command) -> Command:
+    """REF, --quant and what decides on near ties."""
+    for decorate in (
+        click.option(
+            "--json", "as_json", is_flag=True, help="JSON instead of text (docs/json.md)."
+        ),
+        click.option(
+            "--near-tie",
+            type=click.FloatRange(min=0),
+            metavar="X",
+            help="Roots that cost under X nat are near ties (default 0.3, or from the floor).",
+        ),
+        click.option(
+            "--floor",
+            type=_FILE,
+            metavar="FILE",
+            help="The reference's own model recorded again with another micro-batch (-ub).",
+        ),
+        click.option(
+            "--quant",
+            "quants",
+            multiple=True,
+            required=True,
+            metavar="[NAME=]FILE",
+            help="A quant's recording, .kld or run; may be given several times.",
+        ),
+        click.argument("ref", type=_FILE),
+    ):
+        command = decorate(command)
+    return command
+
+
+@click.command()
+@_pair_options
+def stats(
+    ref: Path, quants: tuple[str, ...], floor: Path | None, near_tie: float | None, as_json: bool
+) -> None:
+    """Print what llama-perplexity prints for REF and each quant, and what it does not count."""
+    with _opened(ref, quants, floor) as pair:
+        thresholds = pair.scan(near_tie)
+        null = pair_stats(pair.index, len(pair.names), thresholds) if floor else None
+        found = [(name, pair_stats(pair.index, i, thresholds)) for i, name in enumerate(pair.names)]
+    if as_json:
+        beside = null.to_json() if null else None
+        _print_json([{"quant": name} | each.to_json() | {"floor": beside} for name, each in found])
+        return
+    for i, (name, each) in enumerate(found):
+        if i:
+            click.echo()
+        click.echo(safe(f"{name} against {ref.name}"))
+        click.echo()
+        click.echo(format_stats(each, null))
+
+
+@click.command()
+@_pair_options
+@click.option(
+    "--sort",
+    type=click.Choice(["position", "cost", "kld", "margin"]),
+    default="position",
+    show_default=True,
+    help="Descending, but for position.",
+)
+@click.option(
+    "--min-cost", type=float, default=0.0, metavar="X", help="Only roots of at least X nat."
+)
+@click.option("--chunk", type=click.IntRange(min=0), metavar="N", help="Only this chunk.")
+@click.option("--moved", is_flag=True, help="Positions without a flip, with the KLD of a root.")
+@click.option("--ties", is_flag=True, help="Ties instead of roots.")
+@click.option(
+    "--tokenizer",
+    type=_FILE,
+    metavar="FILE",
+    help="tokenizer.json, a GGUF file, or a folder with either (default: what lies beside REF).",
+)
+def flips(
+    ref: Path,
+    quants: tuple[str, ...],
+    floor: Path | None,
+    near_tie: float | None,
+    as_json: bool,
+    sort: str,
+    min_cost: float,
+    chunk: int | None,
+    moved: bool,
+    ties: bool,
+    tokenizer: Path | None,
+) -> None:
+    """List the flip roots: where a quant's argmax is not the reference's."""
+    if moved and ties:
+        raise click.UsageError("--moved and --ties are two lists; ask for one")
+    with _opened(ref, quants, floor) as pair:
+        vocab = find_vocabulary(pair.recordings, tokenizer)
+        thresholds = pair.scan(near_tie)
+        query = RootQuery(
+            sort=cast(Sort, sort),
+            chunk=chunk,
+            min_cost=min_cost,
+            kind="moved" if moved else "ties" if ties else "roots",
+        )
+        rows = flip_rows(pair.index, pair.names, pair.stream_id, query, thresholds, vocab)
+    if as_json:
+        _print_json([row.to_json() for row in rows])
+        return
+    for line in format_flips(rows, vocab):
+        click.echo(line)
+    if not vocab and vocab.hint:
+        click.echo(f"kldtui: {safe(vocab.hint)}", err=True)
+
+
+@click.command()
+@click.argument("file", type=_FILE)
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of text (docs/json.md).")
+def inspect(file: Path, as_json: bool) -> None:
+    """Say what a recording holds and what is wrong with it."""
+    found = describe(file).to_json()
+    if as_json:
+        _print_json(found)
+        return
+    for name, value in found.items():
+        if name != "problems":
+            click.echo(f"{name + ':':<18}{'unknown' if value is None else value}")
+    for problem in found["problems"] or ["none"]:
+        click.echo(f"{'problems:':<18}{safe(problem)}")
+
+
+# -- what they share -----------------------------------------------------------------------------
+
+
+class _Pair:
+    """The recordings of one command, and the index over them."""
+
+    def __init__(self, ref: Recording, named: list[tuple[str, Recording]], floor: bool) -> None:
+        quants = [recording for _, recording in named]
+        self.names = [name for name, _ in named][: len(named) - floor]
+        self.recordings = [ref, *quants]
+        self.index = Index(ref, quants)
+        self._floor = floor
+        self._chunk: tuple[int, Any] = (-1, None)
+
+    def scan(self, near_tie: float | None) -> Thresholds:
+        """Scan to the end, with progress on a terminal, and settle what a near tie is."""
+        _scan(self.index)
+        if near_tie is not None:
+            return Thresholds(near_tie, "given")
+        if self._floor:
+            measured = near_tie_from_floor(self.index, len(self.names))
+            if not math.isnan(measured):
+                return Thresholds(measured, "the floor's 99th percentile")
+        return Thresholds()
+
+    def stream_id(self, position: Position) -> int:
+        if self._chunk[0] != position.chunk:
+            self._chunk = (position.chunk, self.recordings[0].tokens(position.chunk))
+        return int(self._chunk[1][position.t])
+
+
+@contextmanager
+def _opened(ref: Path, quants: tuple[str, ...], floor: Path | None) -> Iterator[_Pair]:
+    opened: list[Recording] = []
+    try:
+        opened.append(open_recording(ref))
+        named = []
+        for name, path in name_files(quants):
+            opened.append(open_recording(path))
+            named.append((name, opened[-1]))
+        if floor is not None:
+            opened.append(open_recording(floor))
+            named.append(("floor", opened[-1]))
+        yield _Pair(opened[0], named, floor is not None)
+    finally:
+        for recording in opened:
+            recording.close()
+
+
+def _scan(index: Index) -> None:
+    terminal = sys.stderr.isatty()
+    try:
+        for progress in index.scan():
+            if terminal:
+                click.echo(f"\r{_words(progress)}\x1b[K", err=True, nl=False)
+    finally:
+        if terminal:
+            click.echo("\r\x1b[K", err=True, nl=False)
+
+
+def _words(progress: Progress) -> str:
+    share = 100 * progress.done / progress.total
+    left = progress.seconds_left
+    remaining = "" if left is None else f", {_duration(left)} left"
+    return f"scanning: {share:.0f} % at {progress.bytes_per_s / 1e6:,.0f} MB/s{remaining}"
+
+
+def _duration(seconds: float) -> str:
+    whole = math.ceil(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _print_json(value: Any) -> None:
+    click.echo(json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2))

@@ -1,0 +1,172 @@
+"""The list that `kldtui flips` prints: one row a position and quant.
+
+Knows: the columns of an index, how a list is asked for, and the text of tokens.
+Must not know: recordings, files, screens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from kldtui.index import Bound, Index, Kind, State
+from kldtui.report.stats import finite
+from kldtui.roots import RootQuery, Sort, Thresholds, select
+from kldtui.vocab import Vocabulary
+
+_KINDS = {Kind.AGREE: "agree", Kind.ROOT: "root", Kind.TIE: "tie"}
+
+
+@dataclass(frozen=True, slots=True)
+class FlipRow:
+    """One position and quant. log p, KLD, margin and cost in nats, NaN where unknown; rank 0
+    where unknown; `*_text` None where no vocabulary has text for the id."""
+
+    quant: str
+    chunk: int
+    t: int
+    kind: str
+    stream_id: int
+    ref_id: int
+    quant_id: int
+    stream_text: str | None
+    ref_text: str | None
+    quant_text: str | None
+    kld: float
+    margin: float
+    cost: float
+    ref_p_ref: float
+    ref_p_quant: float
+    quant_p_ref: float
+    quant_p_quant: float
+    ref_stream: float
+    quant_stream: float
+    ref_rank_quant: int
+    quant_rank_ref: int
+    stream_rank: int
+    near_tie: bool
+    bounds: Bound
+
+    def to_json(self) -> dict[str, Any]:
+        """Stable names (docs/json.md); None where a value is unknown."""
+        out = {
+            name: getattr(self, name)
+            for name in self.__dataclass_fields__
+            if name not in ("bounds", "kld")
+        }
+        partial = bool(self.bounds & Bound.KLD)
+        out |= {
+            "kld": None if partial else self.kld,
+            "kld_lower_bound": self.kld if partial else None,
+            "ref_p_quant_is_bound": bool(self.bounds & Bound.REF_P_QUANT),
+            "quant_p_ref_is_bound": bool(self.bounds & Bound.QUANT_P_REF),
+            "ref_stream_is_bound": bool(self.bounds & Bound.REF_STREAM),
+            "quant_stream_is_bound": bool(self.bounds & Bound.QUANT_STREAM),
+        }
+        for rank in ("ref_rank_quant", "quant_rank_ref", "stream_rank"):
+            out[rank] = out[rank] or None
+        return {name: finite(value) for name, value in out.items()}
+
+
+def flip_rows(
+    index: Index,
+    names: Sequence[str],
+    stream_ids: Any,
+    query: RootQuery,
+    thresholds: Thresholds,
+    vocab: Vocabulary,
+) -> list[FlipRow]:
+    """The rows of the quants `names` (the index's first ones), in the query's order.
+
+    stream_ids: a callable from Position to the stream token's id. Sorted row by row; with equal
+    values, or by position, in the order of positions and then of the quants.
+    """
+    keyed = []
+    for quant in range(len(names)):
+        for i in select(index, replace(query, quants=(quant,), sort="position"), thresholds):
+            row = _row(index, int(i), quant, names[quant], stream_ids, thresholds, vocab)
+            keyed.append(((_descending(row, query.sort), int(i), quant), row))
+    return [row for _, row in sorted(keyed, key=lambda pair: pair[0])]
+
+
+def _descending(row: FlipRow, sort: Sort) -> float:
+    if sort == "position":
+        return 0.0
+    value: float = getattr(row, sort)
+    return math.inf if math.isnan(value) else -value
+
+
+def _row(
+    index: Index,
+    i: int,
+    quant: int,
+    name: str,
+    stream_ids: Any,
+    thresholds: Thresholds,
+    vocab: Vocabulary,
+) -> FlipRow:
+    ref, pair = index.ref[i], index.pairs[quant][i]
+    position = index.layout.position(i)
+    stream, mine, theirs = stream_ids(position), int(ref["ref_id"]), int(pair["quant_id"])
+    cost = float(ref["ref_p_ref"]) - float(pair["ref_p_quant"])
+    kind = Kind(int(pair["kind"]))
+    valid = pair["state"] == State.SCORED
+    return FlipRow(
+        quant=name,
+        chunk=position.chunk,
+        t=position.t,
+        kind=_KINDS[kind] if valid else State(int(pair["state"])).name.lower(),
+        stream_id=stream,
+        ref_id=mine,
+        quant_id=theirs,
+        stream_text=_text(vocab, stream),
+        ref_text=_text(vocab, mine),
+        quant_text=_text(vocab, theirs),
+        kld=float(pair["kld"]),
+        margin=float(ref["margin"]),
+        cost=cost,
+        ref_p_ref=float(ref["ref_p_ref"]),
+        ref_p_quant=float(pair["ref_p_quant"]),
+        quant_p_ref=float(pair["quant_p_ref"]),
+        quant_p_quant=float(pair["quant_p_quant"]),
+        ref_stream=float(ref["ref_stream"]),
+        quant_stream=float(pair["quant_stream"]),
+        ref_rank_quant=int(pair["ref_rank_quant"]),
+        quant_rank_ref=int(pair["quant_rank_ref"]),
+        stream_rank=int(ref["stream_rank"]),
+        near_tie=bool(valid and kind == Kind.ROOT and cost < thresholds.near_tie),
+        bounds=Bound(int(ref["bounds"]) & Bound.REF_STREAM | int(pair["bounds"])),
+    )
+
+
+def _text(vocab: Vocabulary, token: int) -> str | None:
+    piece = vocab.piece(token)
+    return None if piece is None else vocab.text([token])
+
+
+def format_flips(rows: Iterable[FlipRow], vocab: Vocabulary) -> list[str]:
+    """A table, a line a row, with a head. KLD, margin and cost in nats, p as fractions of 1."""
+    lines = [
+        f"{'position':<12} {'ref → quant':<32} {'p(ref)':>7} {'p(qnt)':>7} "
+        f"{'cost':>8} {'margin':>8} {'KLD':>9}  quant"
+    ]
+    for row in rows:
+        tokens = f"{vocab.display(row.ref_id).table} → {vocab.display(row.quant_id).table}"
+        pad = " " * max(0, 32 - _width(vocab, row))
+        cost = ("≥" if row.bounds & Bound.REF_P_QUANT else "") + f"{row.cost:.4f}"
+        kld = ("≥" if row.bounds & Bound.KLD else "") + f"{row.kld:.6f}"
+        near = "  near tie" if row.near_tie else ""
+        lines.append(
+            f"{f'c{row.chunk}:t{row.t}':<12} {tokens}{pad} {np.exp(row.ref_p_ref):7.4f} "
+            f"{np.exp(row.ref_p_quant):7.4f} {cost:>8} {row.margin:8.4f} {kld:>9}  "
+            f"{row.quant}{near}"
+        )
+    return lines
+
+
+def _width(vocab: Vocabulary, row: FlipRow) -> int:
+    return vocab.display(row.ref_id).table_width + 3 + vocab.display(row.quant_id).table_width
