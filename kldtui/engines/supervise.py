@@ -287,6 +287,10 @@ class ServedModel:
         waiter = threading.Thread(target=self._wait, args=(program.url,), daemon=True)
         waiter.start()
 
+    def settled(self, timeout: float = 0.0) -> bool:
+        """Whether it is ready, has failed or was stopped; waits `timeout` seconds for that."""
+        return self._settled.wait(timeout)
+
     def stop(self) -> None:
         """End the engine and wait until it is gone (at most a few seconds). Idempotent."""
         with self._lock:
