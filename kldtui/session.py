@@ -34,7 +34,7 @@ from kldtui.position import Position
 from kldtui.recordings import Recording, open_recording
 from kldtui.roots import Thresholds, flips_at, near_tie_from_floor
 from kldtui.verify import VerifyResult
-from kldtui.vocab import Vocabulary, find_vocabulary
+from kldtui.vocab import Vocabulary, find_vocabulary, from_server
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +160,9 @@ class Session:
         return cls(reference, opened, null, vocab, Index(reference, compared), thresholds)
 
     def close(self) -> None:
+        """Save where the cursor stood, and close the files. Raises LabelFileError."""
+        if self.labels is not None:
+            self.labels.close()
         for recording in (self.ref, *(quant.recording for quant in self.quants)):
             recording.close()
         if self.floor is not None:
@@ -396,14 +399,35 @@ class Session:
 
     # ── branches ─────────────────────────────────────────────────────────────────────────────
 
-    def add_server(self, role: str, url: str) -> EngineSlot:
+    def add_server(self, role: str, url: str, build: str = "") -> EngineSlot:
         """Name the server of a role ("ref" or a quant's name); it is not contacted yet.
 
-        Raises EngineError for what is no URL.
+        `build` names the build of a server that does not know its own. Raises EngineError for
+        what is no URL.
         """
-        slot = EngineSlot(role, open_engine(url, "ref" if role == "ref" else "quant"))
+        slot = EngineSlot(role, open_engine(url, "ref" if role == "ref" else "quant", build=build))
         self.slots[role] = slot
         return slot
+
+    async def learn_text(self, slot: EngineSlot) -> bool:
+        """Take the vocabulary from a connected server, where nothing else gave one.
+
+        True if it did. Raises EngineError.
+        """
+        if self.vocab or slot.info is None:
+            return False
+        n_vocab = slot.info.n_vocab or self.ref.shape.n_vocab
+        if n_vocab != self.ref.shape.n_vocab:
+            return False
+        self.vocab = await from_server(
+            slot.engine.pieces,
+            range(n_vocab),
+            slot.engine.url,
+            n_vocab=n_vocab,
+            bos_id=slot.info.bos_id,
+            add_bos=slot.info.add_bos,
+        )
+        return bool(self.vocab)
 
     def slot_for(self, engine: str, quant: int) -> EngineSlot | None:
         """The server that plays the `ref` or `quant` engine; with one server, that one."""
@@ -426,11 +450,15 @@ class Session:
             arm=arm,
             quant=self.quants[facts.quant].name,
             start_id=start,
-            prefix_ids=prefix.ids,
+            prefix_ids=prefix,
             engine=slot.info.to_json(),
             settings=dict(slot.engine.settings),
             verify=slot.verified.to_json() if slot.verified else None,
         )
+
+    def text_before(self, branch: Branch) -> str:
+        """The prefix and start token as text: a tool call may have opened there."""
+        return self.vocab.text([*branch.prefix_ids, branch.start_id]) if self.vocab else ""
 
     def remember(self, branch: Branch) -> None:
         """Keep a branch with its root, so that coming back shows it without asking again."""

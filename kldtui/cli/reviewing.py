@@ -7,11 +7,13 @@ Must not know: anything of what happens on the screen.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 
 import click
 
-from kldtui.config import load_config
+from kldtui.config import Config, load_config
+from kldtui.demo import Demo
 from kldtui.errors import KldtuiError
 from kldtui.session import Session, name_quants, split_named
 
@@ -100,13 +102,41 @@ def open_(
         for spec in quant_servers:
             name, url = split_named(spec)
             session.add_server(_quant_named(session, name), url)
-        from kldtui.ui.app import KldtuiApp
-
-        KldtuiApp(session, config).run()
+        _run(session, config)
     finally:
-        if session.labels is not None:
-            session.labels.close()
         session.close()
+
+
+@click.command()
+@click.option(
+    "--labels",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The label file. Default: demo.labels.json in the working directory.",
+)
+def demo(labels: Path | None) -> None:
+    """Review a packaged pair; its small model is fetched and served here meanwhile."""
+    config = load_config()
+    with Demo() as running:
+        pair = running.open()
+        session = Session.open(
+            pair.ref, [("q5_0", pair.quant)], floor=pair.floor, tokenizer=pair.tokenizer
+        )
+        try:
+            session.keep_labels(labels or Path("demo.labels.json"), config.reviewer_name)
+            _run(session, config, running)
+        finally:
+            session.close()
+
+
+def _run(session: Session, config: Config, running: Demo | None = None) -> None:
+    if not sys.stdout.isatty() or not sys.stdin.isatty():
+        raise KldtuiError(
+            "a review needs a terminal; without one use: kldtui stats, flips, inspect, branch"
+        )
+    from kldtui.ui.app import KldtuiApp
+
+    KldtuiApp(session, config, running).run()
 
 
 def _quant_named(session: Session, name: str | None) -> str:

@@ -14,6 +14,7 @@ from textual.binding import BindingType
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
 from kldtui.config import Config
+from kldtui.demo import Demo
 from kldtui.session import Session
 from kldtui.ui.actions import ACTIONS, BY_ID, Action, keys_of
 from kldtui.ui.review import ReviewScreen
@@ -58,10 +59,10 @@ class KldtuiApp(App[None]):
     BINDINGS: ClassVar[list[BindingType]] = []
     ENABLE_COMMAND_PALETTE = True
 
-    def __init__(self, session: Session, config: Config) -> None:
+    def __init__(self, session: Session, config: Config, demo: Demo | None = None) -> None:
         super().__init__()
         self.session, self.config = session, config
-        self.review = ReviewScreen(session, config)
+        self.review = ReviewScreen(session, config, demo)
 
     def on_mount(self) -> None:
         if self.config.theme in self.available_themes:

@@ -11,11 +11,12 @@ from rich.style import Style
 from textual.strip import Strip
 
 from kldtui.branching import Branch, Meeting
+from kldtui.session import Session
 from kldtui.ui import marks
 from kldtui.ui.messages import PartMoved
 from kldtui.ui.text import wrap_words
 from kldtui.ui.token_pane import Cells, TokenPane
-from kldtui.vocab import Vocabulary, display_run
+from kldtui.vocab import display_run
 
 CONTEXT_TOKENS = 48
 
@@ -23,9 +24,9 @@ CONTEXT_TOKENS = 48
 class BranchPane(TokenPane):
     """`side` is "left" or "right"."""
 
-    def __init__(self, vocab: Vocabulary, side: str, *, id: str) -> None:
+    def __init__(self, session: Session, side: str, *, id: str) -> None:
         super().__init__(id=id)
-        self._vocab = vocab
+        self._session = session
         self.side = side
         self.branch: Branch | None = None
         self._offset = 0
@@ -37,7 +38,7 @@ class BranchPane(TokenPane):
         self.branch = branch
         prefix = branch.prefix_ids[-CONTEXT_TOKENS:]
         ids = [*prefix, branch.start_id, *branch.ids]
-        displays = display_run(self._vocab, ids)
+        displays = display_run(self._session.vocab, ids)
         start = len(prefix)
         self._offset = start + 1
         start_style = marks.REF if branch.arm.start == "ref" else marks.QUANT
@@ -79,7 +80,7 @@ class BranchPane(TokenPane):
         self.border_title = title
         self.border_subtitle = ""
         self._words = words
-        displays = display_run(self._vocab, [])
+        displays = display_run(self._session.vocab, [])
         self.show(Cells(displays, [], {}), None)
 
     def render_line(self, y: int) -> Strip:

@@ -7,6 +7,7 @@ Must not know: how anything is drawn; it only posts messages.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from kldtui.engines.base import wait_ready
 from kldtui.errors import EngineError, KldtuiError
 from kldtui.floor import run_against_itself
 from kldtui.session import EngineSlot, RootFacts, Session
-from kldtui.ui.messages import BranchesChanged, EnginesChanged, Notice
+from kldtui.ui.messages import BranchesChanged, EnginesChanged, Notice, TextLearnt
 from kldtui.ui.text import duration
 from kldtui.verify import verify
 
@@ -52,10 +53,10 @@ class Desk:
 
     # ── connecting ───────────────────────────────────────────────────────────────────────────
 
-    def replace(self, role: str, url: str) -> None:
+    def replace(self, role: str, url: str, build: str = "") -> None:
         """Connect another server in a role. Raises EngineError for an unusable URL."""
         before = self._session.slots.get(role)
-        slot = self._session.add_server(role, url)
+        slot = self._session.add_server(role, url, build)
         self._start(self._connect(slot, before), f"connect-{role}")
 
     def connect_all(self) -> None:
@@ -77,6 +78,11 @@ class Desk:
         try:
             slot.info = await wait_ready(slot.engine, waiting)
             slot.state, slot.words = "ready", ""
+            if not self._session.vocab:
+                self.activity = f"asking the {slot.role} server for its vocabulary"
+                self._screen.post_message(EnginesChanged())
+                if await self._session.learn_text(slot):
+                    self._screen.post_message(TextLearnt())
             for warning in slot.info.warnings:
                 self._say(f"{slot.role} server: {warning}", "warning")
         except KldtuiError as error:
@@ -86,6 +92,7 @@ class Desk:
             slot.state = "waiting"
             raise
         finally:
+            self.activity = ""
             self._screen.post_message(EnginesChanged())
 
     async def _ready(self, slot: EngineSlot) -> None:
@@ -266,8 +273,11 @@ class Desk:
     ) -> None:
         for slot, branch in jobs:
             try:
-                async for _ in run_branch(slot.engine, branch, self.length, self.top_n):
-                    changed(False)
+                before = self._session.text_before(branch)
+                run = run_branch(slot.engine, branch, self.length, self.top_n, before=before)
+                async with contextlib.aclosing(run) as items:
+                    async for _ in items:
+                        changed(False)
             except EngineError as error:
                 self._say(f"{branch.arm.code}: {error} (b tries again)", "error")
                 slot.state, slot.words = "failed", str(error)

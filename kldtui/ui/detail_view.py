@@ -15,17 +15,17 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from kldtui.detail import Detail
+from kldtui.session import Session
 from kldtui.ui import marks
 from kldtui.ui.text import fit, percent, wrap_words
-from kldtui.vocab import Vocabulary
 
 
 class DetailView(ScrollView, can_focus=True):
     """Shows a Detail; `heading` is where it is, `figures` the lines below the table."""
 
-    def __init__(self, vocab: Vocabulary, *, id: str) -> None:
+    def __init__(self, session: Session, *, id: str) -> None:
         super().__init__(id=id)
-        self._vocab = vocab
+        self._session = session
         self._lines: list[list[Segment]] = []
         self._detail: Detail | None = None
         self._names = ("reference", "quant")
@@ -68,7 +68,7 @@ class DetailView(ScrollView, can_focus=True):
         lines = [head]
         for row in detail.rows:
             mark, style = self._mark(detail, row.token)
-            line = [Segment(fit(self._vocab.display(row.token).table, word) + " ", style)]
+            line = [Segment(fit(self._session.vocab.display(row.token).table, word) + " ", style)]
             for logp, colour in ((row.ref, marks.REF), (row.quant, marks.QUANT)):
                 share = math.exp(logp.value) if logp is not None and not logp.bound else 0.0
                 line.append(Segment(f"{percent(logp):>{number}} "))

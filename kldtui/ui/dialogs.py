@@ -116,12 +116,14 @@ class Help(ModalScreen[None]):
             (marks.ROOT, "root: the quant picks another token than the reference"),
             (marks.NEAR_TIE, "root at a near tie: it costs less than the threshold"),
             (marks.TIE, "tie: one of the two cannot rank its best tokens; not a root"),
-                (marks.INVALID, "invalid: one of the rows cannot be used"),
+            (marks.INVALID, "invalid: one of the rows cannot be used"),
             ("①", "labelled, with its class"),
         ):
             text.append(f"  {mark:<12}", marks.ROOT_STYLE)
             text.append(f"{words}\n")
-        text.append("\nmoved: no flip, but a KLD as large as a root's median; f moved lists them.\n")
+        text.append(
+            "\nmoved: no flip, but a KLD as large as a root's median; f moved lists them.\n"
+        )
         text.append("In the top-N table: r ref token, q quant token, · stream token, ")
         text.append("≤ at or below what the file can say (its floor or its last entry).\n\n")
         for line in self._facts:

@@ -62,6 +62,27 @@ class EnginesChanged(Message):
 
 
 @dataclass
+class TextLearnt(Message):
+    """A server gave the vocabulary that no file had."""
+
+
+@dataclass
+class EngineStarted(Message):
+    """An engine that kldtui started itself answers at `url`."""
+
+    role: str
+    url: str
+    program: str
+
+
+@dataclass
+class Preparing(Message):
+    """What is being prepared in the background, in words; empty when it is done."""
+
+    words: str
+
+
+@dataclass
 class BranchesChanged(Message):
     """Branches of a root grew or ended."""
 

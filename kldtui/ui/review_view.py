@@ -18,8 +18,10 @@ from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.reactive import reactive
 from textual.screen import Screen
+from textual.worker import Worker, WorkerState
 
 from kldtui.config import Config
+from kldtui.demo import Demo, Ready
 from kldtui.errors import KldtuiError, LabelFileError
 from kldtui.index import State
 from kldtui.listing import Filter, Order
@@ -35,11 +37,14 @@ from kldtui.ui.messages import (
     BranchesChanged,
     CursorMoved,
     EnginesChanged,
+    EngineStarted,
     Notice,
     PartMoved,
+    Preparing,
     RootChosen,
     ScanAdvanced,
     SearchAdvanced,
+    TextLearnt,
 )
 from kldtui.ui.root_list import RootList
 from kldtui.ui.stream import StreamView
@@ -66,8 +71,9 @@ class ReviewView(Screen[None]):
     heat: reactive[str] = reactive("kld", init=False)
     judging: reactive[bool] = reactive(False, init=False)
 
-    def __init__(self, session: Session, config: Config) -> None:
+    def __init__(self, session: Session, config: Config, demo: Demo | None = None) -> None:
         super().__init__()
+        self._demo = demo
         self.session, self.config = session, config
         self.desk = Desk(session, self, config.branch_tokens, config.top_n_stored)
         self.filter = Filter()
@@ -78,6 +84,7 @@ class ReviewView(Screen[None]):
         self.arms = MAIN_ARMS
         self.how = "order"
         self._scan_words = ""
+        self._preparing = ""
         self._scan_done = False
         self._cancel_scan = threading.Event()
         self._cancel_search = threading.Event()
@@ -96,11 +103,11 @@ class ReviewView(Screen[None]):
                     session, (config.heat_low, config.heat_high), id="stream"
                 ).data_bind(ReviewView.cursor, ReviewView.quant, ReviewView.heat)
                 yield Minimap(id="minimap")
-            yield DetailView(session.vocab, id="detail")
+            yield DetailView(session, id="detail")
             yield ClassesPanel(id="classes")
         with Horizontal(id="pair"):
-            yield BranchPane(session.vocab, "left", id="left")
-            yield BranchPane(session.vocab, "right", id="right")
+            yield BranchPane(session, "left", id="left")
+            yield BranchPane(session, "right", id="right")
         yield KeyBar(id="keys")
 
     def on_mount(self) -> None:
@@ -108,6 +115,8 @@ class ReviewView(Screen[None]):
         self.cursor = self._first_cursor()
         self.run_worker(self._scan, thread=True, group="scan", exclusive=True, exit_on_error=False)
         self.desk.connect_all()
+        if self._demo is not None:
+            self.run_worker(self._serve, thread=True, group="demo", exit_on_error=False)
         self.query_one(StreamView).focus()
         self.refresh_list(keep=False)
         self.refresh_all()
@@ -131,6 +140,31 @@ class ReviewView(Screen[None]):
             return
         if not self._cancel_scan.is_set():
             self.post_message(ScanAdvanced(None, done=True))
+
+    # ── the demo's engines ───────────────────────────────────────────────────────────────────
+
+    def _serve(self) -> None:
+        """Bring the demo's engines up, in a thread: the screen is in use meanwhile."""
+        if self._demo is None:
+            return
+        try:
+            for event in self._demo.serve():
+                if isinstance(event, Ready):
+                    role = "ref" if event.role == "ref" else self.session.names[0]
+                    self.post_message(EngineStarted(role, event.url, event.program))
+                else:
+                    self.post_message(Preparing(words.step_words(event)))
+        except KldtuiError as error:
+            if not self._demo.cancel.is_set():
+                self.post_message(Notice(f"branches stay off: {error}", "warning"))
+        self.post_message(Preparing(""))
+
+    def on_engine_started(self, event: EngineStarted) -> None:
+        self.desk.replace(event.role, event.url, event.program)
+
+    def on_preparing(self, event: Preparing) -> None:
+        self._preparing = event.words
+        self.refresh_status()
 
     def on_scan_advanced(self, event: ScanAdvanced) -> None:
         if event.progress is not None:
@@ -210,7 +244,7 @@ class ReviewView(Screen[None]):
 
     def refresh_status(self) -> None:
         left, right = words.status_parts(
-            self.session, self.quant, self._scan_words, self.desk.activity
+            self.session, self.quant, self._scan_words, self.desk.activity or self._preparing
         )
         self.query_one(StatusBar).show(left, right)
         layout = self.session.index.layout
@@ -355,6 +389,16 @@ class ReviewView(Screen[None]):
         self.query_one(KeyBar).show(
             words.key_entries(self.judging, self.desk.busy, self.config.keys)
         )
+
+    def on_worker_state_changed(self, event: Worker.StateChanged) -> None:
+        """What a worker did not foresee is said, and the program goes on."""
+        if event.state == WorkerState.ERROR:
+            self.say(f"{event.worker.name or 'background work'}: {event.worker.error!r}", "error")
+
+    def on_text_learnt(self, _event: TextLearnt) -> None:
+        self.query_one(StreamView).forget_text()
+        self.refresh_list()
+        self.refresh_all()
 
     def on_notice(self, event: Notice) -> None:
         self.say(event.text, event.severity)  # type: ignore[arg-type]

@@ -22,6 +22,8 @@ from kldtui.ui import marks
 from kldtui.ui.messages import RootChosen
 from kldtui.ui.text import fit, nats
 
+TITLES = {"cost": "cost", "kld": "KLD", "margin": "margin"}
+
 
 class RootList(ScrollView, can_focus=True):
     """`rows` are flat indices; `chosen` is a row number."""
@@ -42,6 +44,7 @@ class RootList(ScrollView, can_focus=True):
         self.rows, self.chosen, self.quant, self.metric = rows, chosen, quant, metric
         self._strips.clear()
         self.virtual_size = Size(self.scrollable_content_region.width, max(1, rows.size))
+        self._head()
         self.refresh()
         self.reveal()
 
@@ -103,6 +106,17 @@ class RootList(ScrollView, can_focus=True):
             base += marks.SELECTED if self.has_focus else marks.SELECTED_ELSEWHERE
         return Strip(segments).adjust_cell_length(width, base).apply_style(base)
 
+    def on_mount(self) -> None:
+        self._head()
+
+    def _head(self) -> None:
+        names = self._columns(self.scrollable_content_region.width)
+        strip = " " * (len(self._session.quants) + 1) if len(self._session.quants) > 1 else ""
+        self.border_subtitle = "".join(f"{TITLES[name]:>7}" for name in names) + strip + "  "
+
+    def _columns(self, width: int) -> tuple[str, ...]:
+        return (self.metric,) if width < 44 else ("cost", "kld", "margin")
+
     def _figures(self, facts: RootFacts, width: int) -> str:
         bounds = facts.bounds
         shown = {
@@ -110,8 +124,7 @@ class RootList(ScrollView, can_focus=True):
             "cost": nats(facts.cost, "≥" if bounds & Bound.REF_P_QUANT else ""),
             "margin": nats(facts.margin),
         }
-        names = [self.metric] if width < 44 else ["cost", "kld", "margin"]
-        return "".join(f"{shown[name]:>6}" for name in names)
+        return "".join(f"{shown[name]:>7}" for name in self._columns(width))
 
     def _change(self, facts: RootFacts, width: int) -> list[Segment]:
         """`␣three→␣week` in exactly `width` cells, each token its own colour."""
@@ -139,6 +152,7 @@ class RootList(ScrollView, can_focus=True):
         self._redraw()
 
     def on_resize(self, _event: events.Resize) -> None:
+        self._head()
         self._redraw()
 
     # ── moving ───────────────────────────────────────────────────────────────────────────────

@@ -50,6 +50,11 @@ class StreamView(TokenPane):
         self.show(self._cells(chunk, len(tokens)), self.cursor.t)
         self._title()
 
+    def forget_text(self) -> None:
+        """The vocabulary changed: every piece looks different."""
+        self._chunk = -1
+        self.load()
+
     def _title(self) -> None:
         session = self._session
         where = session.index.layout.chunk_slice(self._chunk)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from textual.widget import Widget
 
 from kldtui.branching import Arm, Branch, Meeting, divergence
+from kldtui.demo import Step
 from kldtui.detail import Detail, align
 from kldtui.index import Bound, Kind, Progress, State
 from kldtui.listing import Filter, Order
@@ -42,6 +43,18 @@ def scan_words(progress: Progress) -> str:
     share = progress.done / max(1, progress.total)
     left = f", {duration(progress.seconds_left)} left" if progress.seconds_left is not None else ""
     return f"scan {share:.0%} at {progress.bytes_per_s / 1e6:,.0f} MB/s{left}"
+
+
+def step_words(step: Step) -> str:
+    """How far a step of the demo's preparation is."""
+    words = step.text
+    if step.total:
+        words += f" {step.done / step.total:.0%}"
+    if step.rate:
+        words += f", {step.rate / 1e6:.1f} MB/s"
+    if step.remaining is not None:
+        words += f", {duration(step.remaining)} left"
+    return words
 
 
 def list_title(wanted: Filter, order: Order, n: int) -> str:
@@ -146,9 +159,7 @@ def _figures(session: Session, facts: RootFacts, detail: Detail) -> list[Part]:
     out: list[Part] = []
     if facts.state == State.SCORED:
         kind = {
-            Kind.ROOT: ("near tie", marks.NEAR_STYLE)
-            if facts.near_tie
-            else ("root", marks.ROOT_STYLE),
+            Kind.ROOT: ("near tie", marks.QUIET) if facts.near_tie else ("root", marks.TITLE),
             Kind.TIE: ("tie, not a root", marks.TIE_STYLE),
             Kind.AGREE: ("no flip", marks.DIM),
         }[facts.kind]

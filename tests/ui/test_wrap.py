@@ -1,0 +1,61 @@
+"""Tokens laid into lines."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kldtui.ui.wrap import Wrapped
+
+WIDTHS = st.lists(st.tuples(st.integers(1, 12), st.booleans()), max_size=80)
+
+
+def wrapped(tokens: list[tuple[int, bool]], width: int) -> Wrapped:
+    widths = np.array([w for w, _ in tokens], np.int64)
+    breaks = np.array([b for _, b in tokens], bool)
+    return Wrapped(widths, breaks, width)
+
+
+@given(WIDTHS, st.integers(1, 30))
+def test_every_token_is_on_one_line_and_in_order(
+    tokens: list[tuple[int, bool]], width: int
+) -> None:
+    laid = wrapped(tokens, width)
+    seen = [t for line in range(laid.lines) for t in range(*laid.span(line))]
+    assert seen == list(range(len(tokens)))
+    assert all(
+        laid.line_of(t) == line for line in range(laid.lines) for t in range(*laid.span(line))
+    )
+
+
+@given(WIDTHS, st.integers(1, 30))
+def test_a_line_fits_and_ends_only_where_it_must(
+    tokens: list[tuple[int, bool]], width: int
+) -> None:
+    laid = wrapped(tokens, width)
+    for line in range(laid.lines):
+        first, stop = laid.span(line)
+        used = sum(tokens[t][0] for t in range(first, stop))
+        assert used <= width or stop == first + 1
+        assert not any(tokens[t][1] for t in range(first, stop - 1))
+        if line + 1 < laid.lines:
+            assert tokens[stop - 1][1] or used + tokens[stop][0] > width
+
+
+@given(WIDTHS, st.integers(12, 30))
+def test_a_click_finds_the_token_whose_cells_it_hits(
+    tokens: list[tuple[int, bool]], width: int
+) -> None:
+    laid = wrapped(tokens, width)
+    for t in range(len(tokens)):
+        line, column = laid.line_of(t), laid.column_of(t)
+        assert laid.token_at(line, column) == t
+        assert laid.token_at(line, column + tokens[t][0] - 1) == t
+    assert laid.token_at(laid.lines, 0) is None
+
+
+def test_no_tokens_is_no_line() -> None:
+    laid = wrapped([], 10)
+    assert laid.lines == 0
+    assert laid.token_at(0, 0) is None
