@@ -171,7 +171,13 @@ def _stored(recordings: Sequence[Recording]) -> Vocabulary | None:
         if recording.pieces:
             pieces = {**recording.pieces, **pieces}
             names.append(safe(recording.path.name))
-    return from_pieces(pieces, f"pieces in {', '.join(names)}") if pieces else None
+    if not pieces:
+        return None
+    vocabulary = from_pieces(pieces, f"pieces in {', '.join(names)}")
+    vocabulary.hint = (
+        f"text is known for {len(pieces):,} tokens only; --tokenizer FILE gives it for all"
+    )
+    return vocabulary
 
 
 def from_pieces(pieces: Mapping[int, bytes], source: str) -> Vocabulary:

@@ -72,7 +72,7 @@ class Vocabulary:
         self._pieces = dict(pieces)
         self._control = frozenset(control)
         self._displays: dict[int, Display] = {}
-        self._whole: dict[int, bool] = {}
+        self._standing: dict[int, Display] = {}
         self._unnamed = unnamed
         self.source = source
         self.hint = hint
@@ -118,17 +118,16 @@ class Vocabulary:
             held = _make_display(piece) if piece else _name(self._unnamed.format(id))
             if len(self._displays) >= _DISPLAYS_KEPT:
                 self._displays.clear()
+                self._standing.clear()
             self._displays[id] = held
         return held
 
-    def whole(self, id: int) -> bool:
-        """Whether the token's bytes neither begin nor end inside a character."""
-        held = self._whole.get(id)
-        if held is None:
-            held = _is_text(self._pieces.get(id, b""))
-            if len(self._whole) >= _DISPLAYS_KEPT:
-                self._whole.clear()
-            self._whole[id] = held
+    def standing(self, id: int) -> Display | None:
+        """The display of a token whose bytes neither begin nor end inside a character; of any
+        other None: what is seen of it depends on its neighbours. O(1) after the first time."""
+        held = self._standing.get(id)
+        if held is None and _is_text(self._pieces.get(id, b"")):
+            held = self._standing[id] = self.display(id)
         return held
 
     def extend(self, pieces: Mapping[int, bytes], source: str | None = None) -> None:
@@ -144,7 +143,7 @@ class Vocabulary:
             if id not in self._pieces:
                 self._pieces[id] = piece
                 self._displays.pop(id, None)
-                self._whole.pop(id, None)
+                self._standing.pop(id, None)
 
     def ids(self) -> Collection[int]:
         """The ids that have text."""
@@ -215,20 +214,17 @@ def display_run(vocab: Vocabulary, ids: Sequence[int], before: Sequence[int] = (
     """
     displays: list[Display] = []
     open_bytes = b""
-    skip = len(before)
-    for number, id in enumerate([*before, *ids] if skip else ids):
-        if not open_bytes and vocab.whole(id):
-            display = vocab.display(id)
-        else:
+    known = vocab._standing.get
+    for id in (*before, *ids) if before else ids:
+        display = None if open_bytes else known(id) or vocab.standing(id)
+        if display is None:
             piece = vocab.piece(id)
-            if not piece:
-                display = vocab.display(id)
-                open_bytes = b""
-            else:
+            if piece:
                 display, open_bytes = _continue(open_bytes, piece)
-        if number >= skip:
-            displays.append(display)
-    return displays
+            else:
+                display, open_bytes = vocab.display(id), b""
+        displays.append(display)
+    return displays[len(before) :] if before else displays
 
 
 def _continue(open_bytes: bytes, piece: bytes) -> tuple[Display, bytes]:
