@@ -186,7 +186,7 @@ def add_words(archive: zipfile.ZipFile, name: str, words: NDArray[np.uint16]) ->
 
 
 def add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
-    """LZMA, or as it is where that is no smaller; with a fixed date, so that packs are equal."""
+    """LZMA, or as it is where that is no smaller, as noise is."""
     entry = zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0))
     trial = io.BytesIO()
     with zipfile.ZipFile(trial, "w", zipfile.ZIP_LZMA) as packed:

@@ -22,7 +22,7 @@ import platformdirs
 
 from kldtui.demo.model import fetch_model, make_quant
 from kldtui.demo.pair import DemoPair, demo_pair
-from kldtui.demo.steps import Step
+from kldtui.demo.steps import Step, check_cancel
 from kldtui.engines.supervise import MISSING, ServedModel, can_serve
 from kldtui.errors import DemoError
 
@@ -91,6 +91,7 @@ class Demo:
         self.close()
 
     def _start(self, role: Role, model: Path) -> Generator[Step | Ready, None, None]:
+        check_cancel(self.cancel)
         # On the CPU alone, as the pair was recorded: another device computes other last digits.
         engine = ServedModel(model, n_ctx=_N_CTX, gpu_layers=0)
         self.engines[role] = engine
