@@ -69,11 +69,11 @@ class BranchFile:
     def waiting(self) -> bool:
         return bool(self._waiting)
 
-    def flush(self) -> None:
-        """Append what waits. Raises OSError; then it still waits."""
+    def flush(self, path: Path | None = None) -> None:
+        """Append what waits (to another file, if given). Raises OSError; then it still waits."""
         if not self._waiting:
             return
-        disk.append(self._files, self.path, list(self._waiting.values()))
+        disk.append(self._files, path or self.path, list(self._waiting.values()))
         for name, line in self._waiting.items():
             self._digests[name] = hashlib.sha256(line).digest()
         self._waiting = {}

@@ -171,6 +171,14 @@ def _lock(fd: int, seconds: float) -> bool:
             return True
 
 
+def target_of(path: Path) -> Path:
+    """Where `path` leads through symlinks; the file itself need not exist. Raises OSError."""
+    try:
+        return path.resolve()
+    except RuntimeError:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
+
+
 def _prefix(path: Path) -> str:
     return f".kldtui-{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:12]}-"
 
@@ -191,6 +199,7 @@ def replace(files: Files, path: Path, data: bytes) -> Seen:
     Raises OSError; then `path` holds what it held, or, if only the folder could not be synced,
     the new bytes.
     """
+    _refuse_read_only(path)
     temporary = path.with_name(f"{_prefix(path)}{os.getpid()}-{secrets.token_hex(4)}.tmp")
     with opened(files, temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
         try:
@@ -205,6 +214,24 @@ def replace(files: Files, path: Path, data: bytes) -> Seen:
         seen = _seen(files, fd)
     sync_folder(files, path.parent)
     return seen
+
+
+def _refuse_read_only(path: Path) -> None:
+    # A rename would go through all the same: the folder's permissions decide about it.
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    if not mode & 0o222:
+        raise OSError(errno.EACCES, "the file is read-only")
+
+
+def create(files: Files, path: Path, data: bytes) -> None:
+    """Write a new file and sync it. Raises OSError, FileExistsError among them."""
+    with opened(files, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
+        files.write_all(fd, data)
+        files.fsync(fd)
+    sync_folder(files, path.parent)
 
 
 def _keep_access(files: Files, path: Path, fd: int) -> None:

@@ -108,6 +108,12 @@ class LabelRecord:
         return cls.from_json(load(line))
 
 
+def record_class(line: bytes) -> str | None:
+    """The class id of a record's line."""
+    found = load(line)["class"]
+    return found if isinstance(found, str) else None
+
+
 _FIELDS: dict[str, type | tuple[type, ...]] = {
     "chunk": int,
     "t": int,
@@ -150,6 +156,14 @@ def without_secrets(url: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
+def scrubbed(branch: Mapping[str, Any]) -> dict[str, Any]:
+    """The branch with `without_secrets` applied to its engine's URL."""
+    engine = branch.get("engine")
+    if isinstance(engine, Mapping) and isinstance(engine.get("url"), str):
+        return {**branch, "engine": {**engine, "url": without_secrets(engine["url"])}}
+    return dict(branch)
+
+
 _KEPT = ("start_id", "start_text", "text", "stop", "complete", "error", "settings", "verify")
 _KEPT_TOO = ("seconds", "tokens_per_second", "created")
 _OF_ENGINE = ("kind", "url", "model", "build", "n_ctx", "add_bos")
@@ -167,8 +181,6 @@ def summarise(branch: Mapping[str, Any]) -> dict[str, Any]:
         )
     engine = branch.get("engine") or {}
     kept = {name: engine[name] for name in _OF_ENGINE if name in engine}
-    if isinstance(kept.get("url"), str):
-        kept["url"] = without_secrets(kept["url"])
     tokens = branch.get("tokens") or []
     summary: dict[str, Any] = {"id": branch["id"], "arm": arm, "engine": kept}
     summary.update({name: branch[name] for name in _KEPT if name in branch})
