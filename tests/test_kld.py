@@ -521,8 +521,26 @@ def test_a_closed_recording_says_so(tmp_path: Path) -> None:
     recording = opened(write_kld(tmp_path / "x.kld", stream, make_logits(stream)))
     recording.close()
     recording.close()
-    with pytest.raises(RecordingError, match=r"x\.kld"):
+    with pytest.raises(RecordingError, match=r"x\.kld: has been closed"):
         recording.rows(0, 0, 1)
+
+
+def test_closing_waits_for_a_read_that_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = make_stream()
+    logits = make_logits(stream)
+    recording = opened(write_kld(tmp_path / "x.kld", stream, logits))
+    real = os.preadv
+
+    def preadv(fd: int, buffers: list[memoryview], offset: int) -> int:
+        recording.close()
+        os.close(os.open(tmp_path, os.O_RDONLY))  # would take the number if it were free
+        return real(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    got = recording.rows(0, 0, 1).logp
+    assert np.abs(got - log_softmax(logits)[:1]).max() < 5e-4
 
 
 def test_threads_read_one_recording_at_once(tmp_path: Path) -> None:

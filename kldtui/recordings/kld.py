@@ -20,6 +20,8 @@ import os
 import struct
 import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,6 +131,8 @@ class KldRecording:
         self.engine: dict[str, Any] = {}
         self.pieces: dict[int, bytes] = {}
         self._lock = threading.Lock()
+        self._readers = 0
+        self._closed = False
         try:
             self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         except OSError as error:
@@ -224,38 +228,57 @@ class KldRecording:
         return counts
 
     def close(self) -> None:
+        """Close the file, once reads that are under way in other threads have ended."""
         with self._lock:
-            if self._fd >= 0:
-                os.close(self._fd)
-                self._fd = -1
+            self._closed = True
+            self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        # A number that is closed under a reader may be given to another file at once.
+        if self._closed and not self._readers and self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
     # -- reading -------------------------------------------------------------------------------
 
+    @contextmanager
+    def _reading(self) -> Iterator[int]:
+        """The file's number, kept open meanwhile. Raises RecordingChanged after `close`."""
+        with self._lock:
+            if self._closed:
+                raise RecordingChanged(f"{self.path}: has been closed; open it again")
+            self._readers += 1
+        try:
+            yield self._fd
+        except OSError as error:
+            raise RecordingChanged(
+                f"{self.path}: cannot be read any more: {error.strerror}; open it again"
+            ) from None
+        finally:
+            with self._lock:
+                self._readers -= 1
+                self._close_if_unused()
+
     def _read(self, view: memoryview, offset: int) -> None:
         """Fill `view` from `offset`. Raises RecordingChanged if the bytes are gone."""
-        while view:
-            try:
-                got = os.preadv(self._fd, [view], offset)
-            except InterruptedError:
-                continue
-            except OSError as error:
-                raise RecordingChanged(
-                    f"{self.path}: cannot be read any more: {error.strerror}; open it again"
-                ) from None
-            if got == 0:
-                raise RecordingChanged(
-                    f"{self.path}: was cut while it was open (nothing at byte {offset:,}); "
-                    "open it again"
-                )
-            view = view[got:]
-            offset += got
+        with self._reading() as fd:
+            while view:
+                try:
+                    got = os.preadv(fd, [view], offset)
+                except InterruptedError:
+                    continue
+                if got == 0:
+                    raise RecordingChanged(
+                        f"{self.path}: was cut while it was open (nothing at byte {offset:,}); "
+                        "open it again"
+                    )
+                view = view[got:]
+                offset += got
 
     def _check_unchanged(self) -> None:
         """A file that is being written grows, and may; what was there must stay."""
-        try:
-            stat = os.fstat(self._fd)
-        except OSError as error:
-            raise RecordingChanged(f"{self.path}: is gone: {error.strerror}") from None
+        with self._reading() as fd:
+            stat = os.fstat(fd)
         stamp = (stat.st_size, stat.st_mtime_ns)
         if stamp == self._stamp:
             return

@@ -1,0 +1,311 @@
+"""The headless commands as a person or a script meets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from kldtui.cli import COMMANDS, cli
+from tests.builders import (
+    Stream,
+    cut,
+    make_logits,
+    make_stream,
+    nan_record,
+    record_of,
+    write_kld,
+)
+
+Args = list[str | Path]
+
+
+def run(*args: str | Path) -> Result:
+    return CliRunner().invoke(cli, [str(a) for a in args], prog_name="kldtui")
+
+
+def run_json(*args: str | Path) -> Any:
+    result = run(*args, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    stream = make_stream(3, 8, 16)
+    return (
+        write_kld(tmp_path / "ref.kld", stream, make_logits(stream, 1)),
+        write_kld(tmp_path / "quant.kld", stream, make_logits(stream, 2)),
+    )
+
+
+# -- stats ---------------------------------------------------------------------------------------
+
+
+def test_stats_of_the_real_pair_for_scripts(smollm2: Path) -> None:
+    files = [smollm2 / f"{name}.kld" for name in ("ref", "q5_0", "q8_0")]
+    found = run_json("stats", files[0], "--quant", files[1], "--quant", files[2])
+    assert [each["quant"] for each in found] == ["q5_0", "q8_0"]
+    five = found[0]
+    assert (five["positions"], five["roots"], five["ties"], five["invalid"]) == (248, 40, 0, 0)
+    assert five["mean_kld"] == pytest.approx(0.163419, rel=3e-3)
+    assert five["same_top"] == pytest.approx(0.83871, abs=1e-5)
+    assert five["ppl_quant"] == pytest.approx(11.071418, rel=3e-3)
+    assert five["rms_dp"] == pytest.approx(0.10891, rel=3e-3)
+    assert five["floor"] is None
+    assert (five["near_tie"], five["near_tie_source"]) == (0.3, "default")
+
+
+def test_a_measured_floor_sets_the_near_tie(smollm2: Path) -> None:
+    args: Args = [smollm2 / "ref.kld", "--quant", smollm2 / "q5_0.kld"]
+    floor: Args = ["--floor", smollm2 / "ref-ub32.kld"]
+    found = run_json("stats", *args, *floor)
+    assert len(found) == 1, "the floor is not a quant"
+    assert found[0]["near_tie"] == pytest.approx(0.2177, abs=1e-3)
+    assert found[0]["floor"]["roots"] == 7
+    assert run_json("stats", *args, *floor, "--near-tie", "0.5")[0]["near_tie"] == 0.5
+    text = run("stats", *args, *floor).output
+    assert "the floor's 99th percentile" in text
+    assert "floor 0.004496" in text
+
+
+def test_stats_without_a_floor_say_how_to_measure_it(pair: tuple[Path, Path]) -> None:
+    text = run("stats", pair[0], "--quant", pair[1]).output
+    assert "--floor" in text
+    assert text.startswith("quant against ref.kld")
+
+
+def test_quants_are_named_by_the_user_or_by_their_files(pair: tuple[Path, Path]) -> None:
+    ref, quant = pair
+    twin = quant.rename(quant.with_name("q.v2.kld"))
+    found = run_json("stats", ref, "--quant", twin, "--quant", f"Q5={twin}", "--quant", twin)
+    assert [each["quant"] for each in found] == ["q.v2", "Q5", "q.v2-2"]
+    result = run("stats", ref, "--quant", f"A={twin}", "--quant", f"A={twin}")
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert "two quants are named 'A'" in result.stderr
+    odd = twin.rename(twin.with_name("a=b.kld"))
+    assert run_json("stats", ref, "--quant", odd)[0]["quant"] == "a=b"
+
+
+def test_a_wrong_partner_is_refused_in_one_line(tmp_path: Path, pair: tuple[Path, Path]) -> None:
+    other = make_stream(3, 8, 17)
+    wrong = write_kld(tmp_path / "wrong.kld", other, make_logits(other))
+    result = run("stats", pair[0], "--quant", wrong)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr == (
+        "kldtui: wrong.kld is not of the stream of ref.kld: n_vocab is 17, not 16\n"
+    )
+
+
+def test_a_shorter_quant_is_said_to_be_shorter(tmp_path: Path) -> None:
+    stream = make_stream(5, 8, 16)
+    short = Stream(stream.tokens[:2], 16)
+    ref = write_kld(tmp_path / "ref.kld", stream, make_logits(stream))
+    quant = write_kld(tmp_path / "quant.kld", short, make_logits(short))
+    assert "compared over 2 of 5 chunks" in run("stats", ref, "--quant", quant).output
+    found = run_json("stats", ref, "--quant", quant)[0]
+    assert (found["chunks"], found["chunks_ref"], found["positions"]) == (2, 5, 6)
+    assert found["notes"] == ["compared over 2 of 5 chunks"]
+
+
+# -- flips ---------------------------------------------------------------------------------------
+
+
+def test_flips_of_the_real_pair_carry_their_evidence(smollm2: Path) -> None:
+    rows = run_json("flips", smollm2 / "ref.kld", "--quant", smollm2 / "q5_0.kld")
+    assert len(rows) == 40
+    assert [(r["chunk"], r["t"]) for r in rows] == sorted((r["chunk"], r["t"]) for r in rows)
+    for row in rows:
+        assert row["ref_id"] != row["quant_id"]
+        assert row["cost"] == pytest.approx(row["ref_p_ref"] - row["ref_p_quant"], abs=1e-6)
+        assert row["cost"] >= row["margin"] - 1e-6
+        assert row["quant_p_quant"] >= row["quant_p_ref"]
+        assert row["near_tie"] == (row["cost"] < 0.3)
+        assert row["quant"] == "q5_0"
+    assert rows[0] | {"ref_text": " Life", "quant_text": " the", "stream_text": " Life"} == rows[0]
+
+
+@pytest.mark.parametrize("order", ["cost", "kld", "margin"])
+def test_flips_are_sorted_row_by_row_over_all_quants(smollm2: Path, order: str) -> None:
+    quants = [a for n in ("q5_0", "q8_0") for a in ("--quant", smollm2 / f"{n}.kld")]
+    rows = run_json("flips", smollm2 / "ref.kld", *quants, "--sort", order)
+    values = [row[order] for row in rows]
+    assert values == sorted(values, reverse=True)
+    assert {row["quant"] for row in rows} == {"q5_0", "q8_0"}
+    assert len(rows) == 47
+
+
+def test_flips_are_narrowed_by_cost_and_chunk(smollm2: Path) -> None:
+    args: Args = ["flips", smollm2 / "ref.kld", "--quant", smollm2 / "q5_0.kld"]
+    assert all(row["cost"] >= 1 for row in run_json(*args, "--min-cost", "1"))
+    assert len(run_json(*args, "--min-cost", "1")) == 9
+    assert {row["chunk"] for row in run_json(*args, "--chunk", "6")} == {6}
+    assert run_json(*args, "--chunk", "99") == []
+    assert sum(row["near_tie"] for row in run_json(*args, "--near-tie", "0.1")) == 4
+
+
+def test_ties_and_moved_positions_are_lists_of_their_own(tmp_path: Path) -> None:
+    stream = make_stream(1, 10, 4)
+    plain, other = record_of([65535, 60000, 9, 0]), record_of([60000, 65535, 9, 0])
+    tied, moved = record_of([65535, 65535, 9, 0]), record_of([65535, 9, 62000, 60000])
+    ref = write_kld(tmp_path / "ref.kld", stream, records=[plain, tied, plain, plain])
+    quant = write_kld(tmp_path / "quant.kld", stream, records=[other, other, moved, plain])
+    args: Args = ["flips", ref, "--quant", quant]
+    for option, ts, kind in (((), [6], "root"), (("--ties",), [7], "tie"), (("--moved",), [8], "")):
+        rows = run_json(*args, *option)
+        assert [row["t"] for row in rows] == ts
+        assert kind in ("", rows[0]["kind"])
+    assert run(*args, "--ties", "--moved").exit_code == 2
+
+
+def test_a_floored_quant_token_makes_the_cost_a_bound(tmp_path: Path) -> None:
+    stream = make_stream(1, 4, 4)
+    ref = write_kld(tmp_path / "ref.kld", stream, records=[record_of([65535, 60000, 9, 0])])
+    quant = write_kld(tmp_path / "quant.kld", stream, records=[record_of([9, 9, 0, 65535])])
+    assert run_json("flips", ref, "--quant", quant)[0]["ref_p_quant_is_bound"]
+    assert "≥16.0" in run("flips", ref, "--quant", quant).output
+
+
+def test_text_of_tokens_never_reaches_the_terminal_raw(tmp_path: Path, smollm2: Path) -> None:
+    result = run("flips", smollm2 / "ref.kld", "--quant", smollm2 / "q5_0.kld")
+    lines = result.output.splitlines()
+    assert len(lines) == 41
+    assert any("<0xE6><0x97>" in line for line in lines)
+    assert any("␣Life → ␣the" in line for line in lines)
+    assert not set(map(chr, range(32))) - {"\n"} & set(result.output)
+
+
+def test_without_a_vocabulary_ids_are_shown_and_how_to_get_text_is_said(
+    pair: tuple[Path, Path],
+) -> None:
+    result = run("flips", pair[0], "--quant", pair[1])
+    assert result.exit_code == 0
+    assert "#" in result.stdout
+    assert "--tokenizer" in result.stderr
+    assert run_json("flips", pair[0], "--quant", pair[1])[0]["ref_text"] is None
+
+
+# -- inspect -------------------------------------------------------------------------------------
+
+
+def test_inspect_of_a_whole_file(smollm2: Path) -> None:
+    assert run_json("inspect", smollm2 / "ref.kld") == {
+        "format": "kld",
+        "version": 1,
+        "n_ctx": 64,
+        "n_vocab": 49152,
+        "n_chunk": 8,
+        "records": 248,
+        "records_expected": 248,
+        "complete": True,
+        "problems": [],
+    }
+
+
+def test_inspect_says_what_is_wrong(tmp_path: Path) -> None:
+    stream = make_stream(3, 8, 16)
+    records = [record_of([65535] + [0] * 15)] * 8 + [nan_record(16)]
+    path = write_kld(tmp_path / "x.kld", stream, records=records)
+    found = run_json("inspect", path)
+    assert found["complete"]
+    assert found["problems"] == ["1 records cannot be used: 1 NaN logits"]
+    cut(path, stream.data_offset + 4 * stream.record_bytes + 6)
+    found = run_json("inspect", path)
+    assert (found["records"], found["records_expected"], found["complete"]) == (4, 9, False)
+    assert "4 of 9 records" in found["problems"][0]
+    cut(path, 12)
+    found = run_json("inspect", path)
+    assert (found["n_ctx"], found["n_vocab"], found["complete"]) == (8, None, False)
+    text = run("inspect", path)
+    assert text.exit_code == 0
+    assert "n_vocab:          unknown" in text.output
+
+
+def test_inspect_of_anything_else_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "bad\x1b[31m\nname"
+    path.write_text("hello")
+    result = run("inspect", path)
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert "\x1b" not in result.stderr
+
+
+def test_every_json_name_is_documented(pair: tuple[Path, Path]) -> None:
+    doc = (Path(__file__).parents[1] / "docs" / "json.md").read_text()
+    args: Args = [pair[0], "--quant", pair[1]]
+    printed = [*run_json("stats", *args), *run_json("flips", *args), run_json("inspect", pair[0])]
+    for name in {name for each in printed for name in each}:
+        base = name.removesuffix("_error")
+        assert f"`{name}`" in doc or (base != name and f"`{base}`" in doc), name
+
+
+# -- the command line itself ---------------------------------------------------------------------
+
+
+def test_every_command_is_listed_with_its_help() -> None:
+    text = run("--help").output
+    for name, (_, words) in COMMANDS.items():
+        assert name in text
+        assert words.split(".")[0][:40] in " ".join(text.split())
+
+
+def test_a_mistyped_command_is_not_taken_for_a_file(pair: tuple[Path, Path]) -> None:
+    result = run("stat", pair[0], "--quant", pair[1])
+    assert result.exit_code == 2
+    assert "did you mean stats?" in result.stderr
+
+
+def kldtui(*args: str | Path, **more: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "kldtui", *map(str, args)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[1],
+        **more,
+    )
+
+
+def test_a_reader_that_goes_away_is_no_traceback(pair: tuple[Path, Path]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with subprocess.Popen(
+        [sys.executable, "-m", "kldtui", "stats", pair[0], "--quant", pair[1]],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[1],
+    ) as process:
+        os.close(write)
+        _, err = process.communicate(timeout=60)
+    assert err == ""
+    assert process.returncode in (1, 141)
+
+
+def test_ctrl_c_ends_a_scan_with_130(tmp_path: Path) -> None:
+    # Unwritten records: minutes of scanning in a file that takes no space.
+    stream = Stream(np.zeros((400, 512), np.int32), 150_000)
+    path = write_kld(tmp_path / "long.kld", stream)
+    os.truncate(path, stream.size)
+    process = kldtui("stats", path, "--quant", path)
+    try:
+        time.sleep(1.5)
+        assert process.poll() is None, process.communicate()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert out == ""
