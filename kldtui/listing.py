@@ -29,7 +29,7 @@ HELP = (
     "none) · labelled  unlabelled  label:2 · chunk:3 · quant:NAME · other words: the tokens' text"
 )
 
-_COMPARISON = re.compile(r"(cost|kld)\s*>=?\s*([0-9.eE+-]+)")
+_COMPARISON = re.compile(r"\b(cost|kld)\s*>=?\s*(\S+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from kldtui.branching import Branch, Meeting
 from kldtui.session import Session
 from kldtui.ui import marks
 from kldtui.ui.messages import PartMoved
-from kldtui.ui.text import wrap_words
+from kldtui.ui.text import plain, wrap_words
 from kldtui.ui.token_pane import Cells, TokenPane
 from kldtui.vocab import display_run
 
@@ -48,8 +48,8 @@ class BranchPane(TokenPane):
         edges = {start: ("▐", start_style), start + 1: ("▌", start_style)}
         symbols = {k: mark for k, mark in edges.items() if k < len(ids)}
         at = self.at if same and self.at is not None and self.at >= start else start
-        self.border_title = title
-        self.border_subtitle = status
+        self.border_title = plain(title)
+        self.border_subtitle = plain(status)
         follows = not same or not self.has_focus
         self.show(Cells(displays, styles, symbols), at)
         if follows:
@@ -77,8 +77,8 @@ class BranchPane(TokenPane):
     def show_words(self, title: str, words: str) -> None:
         """Show a line or two instead of a branch."""
         self.branch = None
-        self.border_title = title
-        self.border_subtitle = ""
+        self.border_title = plain(title)
+        self.border_subtitle = plain("")
         self._words = words
         displays = display_run(self._session.vocab, [])
         self.show(Cells(displays, [], {}), None)

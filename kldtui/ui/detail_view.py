@@ -17,7 +17,7 @@ from textual.strip import Strip
 from kldtui.detail import Detail
 from kldtui.session import Session
 from kldtui.ui import marks
-from kldtui.ui.text import fit, percent, wrap_words
+from kldtui.ui.text import fit, percent, plain, wrap_words
 
 
 class DetailView(ScrollView, can_focus=True):
@@ -40,7 +40,7 @@ class DetailView(ScrollView, can_focus=True):
     ) -> None:
         """Show another prediction; None where nothing was recorded."""
         self._detail, self._figures, self._names = detail, figures, names
-        self.border_title = heading
+        self.border_title = plain(heading)
         self._layout_lines()
 
     def _layout_lines(self) -> None:

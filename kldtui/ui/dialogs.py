@@ -19,6 +19,7 @@ from kldtui.errors import KldtuiError
 from kldtui.labels import TAXONOMY
 from kldtui.ui import marks
 from kldtui.ui.actions import ACTIONS, GROUPS, keys_of
+from kldtui.ui.text import plain
 
 
 class Prompt(ModalScreen[str | None]):
@@ -39,7 +40,7 @@ class Prompt(ModalScreen[str | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(id="prompt") as box:
-            box.border_title = Text(self._title)
+            box.border_title = plain(self._title)
             yield Input(self._value, id="prompt-input", select_on_focus=False)
             yield Static(Text(self._explain, style=marks.DIM), id="prompt-explain", markup=False)
             yield Static(Text(""), id="prompt-error", markup=False)
@@ -71,7 +72,7 @@ class Question(ModalScreen[bool]):
 
     def compose(self) -> ComposeResult:
         with Vertical(id="prompt") as box:
-            box.border_title = Text(self._title)
+            box.border_title = plain(self._title)
             yield Static(Text(self._words), markup=False)
             yield Static(Text("y  yes    n  no", style=marks.QUANT), markup=False)
 
@@ -95,7 +96,7 @@ class Help(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="help") as box:
-            box.border_title = "help ─ Esc closes"
+            box.border_title = plain("help ─ Esc closes")
             yield Static(self._text(), markup=False)
 
     def _text(self) -> Text:

@@ -48,6 +48,7 @@ from kldtui.ui.messages import (
 )
 from kldtui.ui.root_list import RootList
 from kldtui.ui.stream import StreamView
+from kldtui.ui.text import plain
 
 PANES = ("roots", "stream", "detail", "left", "right")
 
@@ -85,7 +86,7 @@ class ReviewView(Screen[None]):
         self.how = "order"
         self._scan_words = ""
         self._preparing = ""
-        self._scan_done = False
+        self.scanned = False
         self._cancel_scan = threading.Event()
         self._cancel_search = threading.Event()
         self.moved_by_hand = False
@@ -111,7 +112,7 @@ class ReviewView(Screen[None]):
         yield KeyBar(id="keys")
 
     def on_mount(self) -> None:
-        self.query_one("#classes").border_title = "your judgement"
+        self.query_one("#classes").border_title = plain("your judgement")
         self.cursor = self._first_cursor()
         self.run_worker(self._scan, thread=True, group="scan", exclusive=True, exit_on_error=False)
         self.desk.connect_all()
@@ -170,7 +171,7 @@ class ReviewView(Screen[None]):
         if event.progress is not None:
             self._scan_words = words.scan_words(event.progress)
         if event.done:
-            self._scan_words, self._scan_done = "", True
+            self._scan_words, self.scanned = "", True
             self.session.settle_thresholds()
             if event.failed:
                 self._scan_words = "scan stopped"
@@ -218,9 +219,9 @@ class ReviewView(Screen[None]):
         )
         roots = self.query_one(RootList)
         metric = self.order if self.order in ("cost", "margin") else "kld"
-        roots.empty = words.empty_words(self.session, self.filter, self._scan_done)
+        roots.empty = words.empty_words(self.session, self.filter, self.scanned)
         roots.show(self.rows, self.row_of_cursor() if keep else None, self.quant, metric)
-        roots.border_title = words.list_title(self.filter, self.order, int(self.rows.size))
+        roots.border_title = plain(words.list_title(self.filter, self.order, int(self.rows.size)))
 
     def row_of_cursor(self) -> int | None:
         i = self.flat

@@ -20,7 +20,7 @@ from kldtui.index import Bound, State
 from kldtui.session import RootFacts, Session
 from kldtui.ui import marks
 from kldtui.ui.messages import RootChosen
-from kldtui.ui.text import fit, nats
+from kldtui.ui.text import fit, nats, plain
 
 TITLES = {"cost": "cost", "kld": "KLD", "margin": "margin"}
 
@@ -112,7 +112,7 @@ class RootList(ScrollView, can_focus=True):
     def _head(self) -> None:
         names = self._columns(self.scrollable_content_region.width)
         strip = " " * (len(self._session.quants) + 1) if len(self._session.quants) > 1 else ""
-        self.border_subtitle = "".join(f"{TITLES[name]:>7}" for name in names) + strip + "  "
+        self.border_subtitle = plain("".join(f"{TITLES[name]:>7}" for name in names) + strip + "  ")
 
     def _columns(self, width: int) -> tuple[str, ...]:
         return (self.metric,) if width < 44 else ("cost", "kld", "margin")

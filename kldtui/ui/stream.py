@@ -16,6 +16,7 @@ from kldtui.position import Position
 from kldtui.session import Session
 from kldtui.ui import marks
 from kldtui.ui.messages import CursorMoved
+from kldtui.ui.text import plain
 from kldtui.ui.token_pane import Cells, TokenPane
 from kldtui.vocab import Display, display_run
 
@@ -63,9 +64,9 @@ class StreamView(TokenPane):
             pair = session.index.pairs[self.quant][where]
             roots = int(((pair["state"] == State.SCORED) & (pair["kind"] == Kind.ROOT)).sum())
         last = session.ref.shape.n_chunk - 1
-        self.border_title = f"chunk {self._chunk} of 0–{last} ─ {roots} roots"
+        self.border_title = plain(f"chunk {self._chunk} of 0–{last} ─ {roots} roots")
         badge = {True: "greedy rollout", False: "text, not a rollout", None: ""}
-        self.border_subtitle = badge[session.rollout()]
+        self.border_subtitle = plain(badge[session.rollout()])
 
     def _cells(self, chunk: int, length: int) -> Cells:
         """Marks and styles from the chunk's columns; what is not scored is context, dimmed."""

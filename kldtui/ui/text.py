@@ -9,8 +9,14 @@ from __future__ import annotations
 import math
 
 from rich.cells import cell_len, set_cell_size
+from textual.content import Content
 
 from kldtui.rows import Logp
+
+
+def plain(text: str) -> Content:
+    """Text as it is, for titles: a string there would be read as markup."""
+    return Content(text)
 
 
 def fit(text: str, width: int) -> str:

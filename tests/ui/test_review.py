@@ -1,0 +1,414 @@
+"""The review screen, driven by keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kldtui.errors import EngineBroke, EngineUnreachable
+from kldtui.position import Position
+from tests.ui.review import Driver, add_engines, open_review, running
+
+SIZES = [(80, 24), (120, 40), (200, 60)]
+
+
+def at(driver: Driver) -> str:
+    return str(driver.review.cursor)
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_opens_at_the_first_root_with_both_models_beside_the_stream(
+    tmp_path: Path, size: tuple[int, int]
+) -> None:
+    async with running(open_review(tmp_path), size) as driver:
+        assert at(driver) == "c0:t10"
+        text = driver.text
+        assert "4 roots" in text
+        assert "labelled 0/4" in text
+        assert "c0:t10 after" in text
+        assert "▚" in text
+        assert all(len(line) == size[0] for line in driver.lines)
+
+
+async def test_the_root_list_names_every_root_with_both_tokens(tmp_path: Path) -> None:
+    async with running(open_review(tmp_path)) as driver:
+        for place in ("c0:t10", "c0:t13", "c1:t11", "c2:t15"):
+            assert place in driver.text
+        assert "→␣gamma" in driver.text
+
+
+async def test_next_and_previous_root_follow_the_list(tmp_path: Path) -> None:
+    async with running(open_review(tmp_path)) as driver:
+        await driver.press(".")
+        assert at(driver) == "c0:t13"
+        await driver.press(".", ".")
+        assert at(driver) == "c2:t15"
+        await driver.press(".")
+        assert at(driver) == "c2:t15"
+        await driver.press(",")
+        assert at(driver) == "c1:t11"
+
+
+async def test_from_between_roots_the_nearest_one_ahead_is_next(tmp_path: Path) -> None:
+    async with running(open_review(tmp_path)) as driver:
+        await driver.press("l", ".")
+        assert at(driver) == "c0:t13"
+        await driver.press("h", ",")
+        assert at(driver) == "c0:t10"
+
+
+async def test_arrows_move_over_whole_tokens_and_across_chunks(tmp_path: Path) -> None:
+    async with running(open_review(tmp_path)) as driver:
+        await driver.press("right")
+        assert at(driver) == "c0:t11"
+        await driver.press("G", "right")
+        assert at(driver) == "c1:t0"
+        await driver.press("left")
+        assert at(driver) == "c0:t15"
+        await driver.press("g")
+        assert at(driver) == "c0:t0"
+        assert "context only" in driver.text
+
+
+async def test_chunk_keys_go_to_the_first_scored_position(tmp_path: Path) -> None:
+    async with running(open_review(tmp_path)) as driver:
+        await driver.press(">")
+        assert at(driver) == "c1:t9"
+        await driver.press("<")
+        assert at(driver) == "c0:t9"
+        await driver.press("<")
+        assert "this is the first chunk" in driver.text
+
+
+async def test_go_to_takes_a_position_and_explains_a_wrong_one(tmp_path: Path) -> None:
+    async with running(open_review(tmp_path)) as driver:
+        await driver.press(":")
+        await driver.type("c9:t1")
+        assert "there is no chunk 9" in driver.text
+        await driver.press("escape", ":")
+        await driver.type("1:3")
+        assert at(driver) == "c1:t3"
+
+
+async def test_search_finds_text_across_tokens_and_n_goes_on(tmp_path: Path) -> None:
+    async with running(open_review(tmp_path)) as driver:
+        await driver.press("g", "/")
+        await driver.type("beta")
+        await driver.until(lambda: driver.review.hits)
+        first = at(driver)
+        vocab, session = driver.app.session.vocab, driver.app.session
+        token = session.chunk_tokens(driver.review.cursor.chunk)[driver.review.cursor.t]
+        assert vocab.piece(int(token)) == b" beta"
+        await driver.press("n")
+        assert at(driver) != first
+        await driver.press("N")
+        assert at(driver) == first
+
+
+async def test_filter_narrows_the_list_and_says_what_it_cannot_read(tmp_path: Path) -> None:
+    async with running(open_review(tmp_path)) as driver:
+        await driver.press("f")
+        await driver.type("cost>nonsense")
+        assert "is not a number of nats" in driver.text
+        await driver.press("escape", "f")
+        for _ in range(20):
+            await driver.press("backspace")
+        await driver.type("far chunk:1")
+        assert [str(driver.app.session.position(int(i))) for i in driver.review.rows] == ["c1:t11"]
+        assert "1 roots ─ by position ─ chunk" in driver.text
+
+
+async def test_sort_orders_by_cost_and_the_list_says_so(tmp_path: Path) -> None:
+    async with running(open_review(tmp_path)) as driver:
+        await driver.press("s")
+        assert "by cost" in driver.text
+        costs = [driver.app.session.facts(int(i), 0).cost for i in driver.review.rows]
+        assert costs == sorted(costs, reverse=True)
+
+
+async def test_near_ties_are_counted_apart_from_other_roots(tmp_path: Path) -> None:
+    session = open_review(tmp_path, near_tie=4.55)
+    async with running(session) as driver:
+        near = session.counts(0)["near_ties"]
+        assert 0 < near < 4
+        assert f"{near} near ties" in driver.text
+
+
+async def test_with_two_quants_a_strip_shows_which_flip_and_labels_are_of_one(
+    tmp_path: Path,
+) -> None:
+    session = open_review(tmp_path, ("q4", "q8"))
+    async with running(session) as driver:
+        await driver.press(".")
+        assert at(driver) == "c0:t13"
+        assert "● q4" in driver.text
+        assert "● q8" in driver.text
+        assert "labelled 0/5" in driver.text
+        await driver.press("1")
+        await driver.until(lambda: session.label(Position(0, 13), 0))
+        assert session.label(Position(0, 13), 1) is None
+        assert at(driver) == "c0:t13"
+        assert driver.review.quant == 1
+
+
+async def test_a_label_is_on_disk_at_once_and_the_cursor_moves_on(tmp_path: Path) -> None:
+    session = open_review(tmp_path)
+    async with running(session) as driver:
+        await driver.press("2")
+        await driver.until(lambda: session.label(Position(0, 10), 0))
+        assert "changes_meaning" in (tmp_path / "labels.json").read_text()
+        assert at(driver) == "c0:t13"
+        assert "labelled 1/4" in driver.text
+        assert "②" in driver.text
+
+
+async def test_undo_and_redo_go_back_to_the_root_they_change(tmp_path: Path) -> None:
+    session = open_review(tmp_path)
+    async with running(session) as driver:
+        await driver.press("1")
+        await driver.until(lambda: at(driver) == "c0:t13")
+        await driver.press("u")
+        assert at(driver) == "c0:t10"
+        assert session.label(Position(0, 10), 0) is None
+        await driver.press("ctrl+r")
+        record = session.label(Position(0, 10), 0)
+        assert record is not None
+        assert record.class_id == "recovers"
+
+
+async def test_a_note_is_kept_and_shown(tmp_path: Path) -> None:
+    session = open_review(tmp_path)
+    async with running(session) as driver:
+        await driver.press("m")
+        await driver.type("[red]odd")
+        await driver.until(lambda: session.label(Position(0, 10), 0))
+        record = session.label(Position(0, 10), 0)
+        assert record is not None
+        assert record.note == "[red]odd"
+        assert "note: [red]odd" in driver.text
+        assert "labelled 0/4" in driver.text
+
+
+async def test_reopening_resumes_at_the_first_unlabelled_root_after_the_last(
+    tmp_path: Path,
+) -> None:
+    async with running(open_review(tmp_path)) as driver:
+        await driver.press(".", "1")
+        await driver.until(lambda: at(driver) == "c1:t11")
+    async with running(open_review(tmp_path)) as driver:
+        await driver.until(lambda: at(driver) == "c1:t11")
+        assert "labelled 1/4" in driver.text
+
+
+async def test_branching_fills_both_panes_and_shows_where_they_part(tmp_path: Path) -> None:
+    session = open_review(tmp_path)
+    ref, quant = add_engines(session, lambda p: [0, 1, 2, 0, 1, 2], lambda p: [0, 4, 2, 0, 1, 2])
+    async with running(session) as driver:
+        await driver.press("b")
+        await driver.until(lambda: "≠ +1" in driver.text)
+        text = driver.text
+        assert "R·r reference" in text
+        assert "Q·q q4" in text
+        assert "end of turn" in text
+        assert "your judgement" in text
+        facts = session.facts(session.flat(Position(0, 10)) or 0, 0)
+        prefix = [int(t) for t in session.chunk_tokens(0)[:10]]
+        assert ref.asked == [[*prefix, facts.ref_id]]
+        assert quant.asked == [[*prefix, facts.quant_id]]
+
+
+async def test_coming_back_to_a_root_shows_its_branches_without_asking_again(
+    tmp_path: Path,
+) -> None:
+    session = open_review(tmp_path)
+    ref, _ = add_engines(session, lambda p: [0, 1], lambda p: [0, 2])
+    async with running(session) as driver:
+        await driver.press("b")
+        await driver.until(lambda: "end of turn" in driver.text)
+        await driver.press(".", ",", "b")
+        await driver.until(lambda: "end of turn" in driver.text)
+        assert len(ref.asked) == 1
+
+
+async def test_a_label_holds_both_branches_and_a_later_session_shows_them(tmp_path: Path) -> None:
+    session = open_review(tmp_path)
+    add_engines(session, lambda p: [0, 1, 12], lambda p: [0, 4, 13])
+    async with running(session) as driver:
+        await driver.press("b")
+        await driver.until(lambda: "end of turn" in driver.text)
+        await driver.press("1")
+        await driver.until(lambda: session.label(Position(0, 10), 0))
+    record = session.label(Position(0, 10), 0)
+    assert record is not None
+    assert {branch["arm"] for branch in record.branches} == {"R·r", "Q·q"}
+    async with running(open_review(tmp_path)) as driver:
+        await driver.press(":")
+        await driver.type("c0:t10")
+        assert " eps" in driver.text
+        assert " zeta" in driver.text
+
+
+async def test_escape_stops_a_branch_and_keeps_what_came(tmp_path: Path) -> None:
+    session = open_review(tmp_path)
+    add_engines(session, lambda p: [0, 1, 60.0, 2], lambda p: [0, 60.0, 2])
+    async with running(session) as driver:
+        await driver.press("b")
+        await driver.until(lambda: "2 tokens" in driver.text)
+        await driver.press("escape")
+        await driver.until(lambda: "stopped" in driver.text)
+        assert "stopped (+ continues)" in driver.text
+        branch = session.recall(Position(0, 10), 0)["R·r"]
+        assert branch.ids == [0, 1]
+        assert not branch.complete
+
+
+async def test_a_server_that_dies_leaves_the_partial_branch_and_a_second_try_succeeds(
+    tmp_path: Path,
+) -> None:
+    session = open_review(tmp_path)
+    answers = [[0, 1, EngineBroke("the server closed the connection")], [0, 1, 2]]
+    add_engines(session, lambda p: answers.pop(0), lambda p: [0])
+    async with running(session) as driver:
+        await driver.press("b")
+        await driver.until(lambda: "the server closed" in driver.text)
+        branch = session.recall(Position(0, 10), 0)["R·r"]
+        assert branch.ids == [0, 1]
+        assert not branch.complete
+        await driver.press("1")
+        await driver.until(lambda: session.label(Position(0, 10), 0))
+        await driver.press(",", "B")
+        await driver.until(lambda: session.recall(Position(0, 10), 0)["R·r"].ids == [0, 1, 2])
+
+
+async def test_an_unreachable_server_is_said_and_the_review_goes_on(tmp_path: Path) -> None:
+    session = open_review(tmp_path)
+    ref, _ = add_engines(session, lambda p: [0], lambda p: [0])
+    ref.fails = EngineUnreachable("http://127.0.0.1:1: nothing answers")
+    async with running(session) as driver:
+        await driver.until(lambda: "nothing answers" in driver.text)
+        await driver.press("b")
+        await driver.until(lambda: not driver.review.desk.busy)
+        await driver.press("7")
+        await driver.until(lambda: session.label(Position(0, 10), 0))
+
+
+async def test_plus_continues_a_branch_that_was_cut_by_its_length(tmp_path: Path) -> None:
+    from kldtui.config import Config
+
+    session = open_review(tmp_path)
+    ref, _ = add_engines(session, lambda p: [0, 1, 2, 4, 7, 8], lambda p: [0, 2])
+    async with running(session, config=Config(branch_tokens=2)) as driver:
+        await driver.press("b")
+        await driver.until(lambda: "cut at its length" in driver.text)
+        assert session.recall(Position(0, 10), 0)["R·r"].ids == [0, 1]
+        await driver.press("+")
+        await driver.until(lambda: len(session.recall(Position(0, 10), 0)["R·r"].ids) == 4)
+        assert ref.asked[1][-2:] == [0, 1]
+
+
+async def test_malformed_on_an_unfinished_branch_asks_first(tmp_path: Path) -> None:
+    from kldtui.config import Config
+
+    session = open_review(tmp_path)
+    add_engines(session, lambda p: [0, 1, 2], lambda p: [0, 1, 2])
+    async with running(session, config=Config(branch_tokens=2)) as driver:
+        await driver.press("b")
+        await driver.until(lambda: "cut at its length" in driver.text)
+        await driver.press("3")
+        assert "unfinished" in driver.text
+        await driver.press("n")
+        assert session.label(Position(0, 10), 0) is None
+        await driver.press("3", "y")
+        await driver.until(lambda: session.label(Position(0, 10), 0))
+
+
+async def test_a_generated_token_shows_its_own_top_n(tmp_path: Path) -> None:
+    session = open_review(tmp_path)
+    add_engines(session, lambda p: [0, 1, 2], lambda p: [0, 4, 2])
+    async with running(session, (200, 60)) as driver:
+        await driver.press("b")
+        await driver.until(lambda: "end of turn" in driver.text)
+        driver.review.query_one("#left").focus()
+        await driver.press("right", "right")
+        assert "branch +1" in driver.text
+
+
+async def test_help_and_palette_offer_every_action(tmp_path: Path) -> None:
+    from kldtui.ui.actions import ACTIONS
+
+    async with running(open_review(tmp_path), (120, 100)) as driver:
+        await driver.press("?")
+        for action in ACTIONS:
+            if action.help:
+                assert action.help in driver.text
+        await driver.press("escape", "ctrl+p")
+        await driver.until(lambda: "Other quant" in driver.text or "Branch" in driver.text)
+        await driver.press(*"unlabelled", "enter")
+
+
+async def test_every_action_of_the_table_exists() -> None:
+    from kldtui.ui.actions import ACTIONS
+    from kldtui.ui.review import ReviewScreen
+
+    for action in ACTIONS:
+        name = action.call.split("(")[0]
+        if not name.startswith("app."):
+            assert hasattr(ReviewScreen, f"action_{name}"), action.id
+
+
+async def test_keys_can_be_changed_in_the_config(tmp_path: Path) -> None:
+    from kldtui.config import Config
+
+    async with running(open_review(tmp_path), config=Config(keys={"next-root": "x"})) as driver:
+        await driver.press(".")
+        assert at(driver) == "c0:t10"
+        await driver.press("x")
+        assert at(driver) == "c0:t13"
+
+
+async def test_text_of_models_is_literal_and_never_a_control(tmp_path: Path) -> None:
+    session = open_review(tmp_path)
+    async with running(session) as driver:
+        text = driver.text
+        assert "[/red]" in text
+        assert "␛[2J" in text
+        assert "\x1b" not in text
+
+
+async def test_zoom_gives_a_pane_the_screen_and_takes_it_back(tmp_path: Path) -> None:
+    async with running(open_review(tmp_path)) as driver:
+        before = driver.text
+        await driver.press("z")
+        assert driver.review.query_one("#stream").size.width > 100
+        await driver.press("z")
+        assert driver.text == before
+
+
+async def test_tab_reaches_every_pane_on_a_narrow_screen(tmp_path: Path) -> None:
+    async with running(open_review(tmp_path), (80, 24)) as driver:
+        seen = set()
+        for _ in range(4):
+            await driver.press("tab")
+            focused = driver.app.focused
+            assert focused is not None
+            assert focused.region.area > 0
+            seen.add(focused.id)
+        assert {"roots", "stream", "detail"} <= seen
+
+
+async def test_without_a_quant_the_text_can_be_read(tmp_path: Path) -> None:
+    async with running(open_review(tmp_path, ())) as driver:
+        assert "no quant" in driver.text
+        await driver.press(".", "b", "1", "v", "s", "f", "escape", ">")
+        assert at(driver) == "c1:t9"
+
+
+async def test_only_visible_lines_are_drawn(tmp_path: Path) -> None:
+    from kldtui.ui.stream import StreamView
+
+    async with running(open_review(tmp_path)) as driver:
+        stream = driver.review.query_one(StreamView)
+        stream.rendered = 0
+        await driver.press("l")
+        assert stream.rendered <= 2 * stream.size.height
