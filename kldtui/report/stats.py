@@ -183,8 +183,9 @@ class PairStats:
         }
         out: dict[str, Any] = {}
         for name, value in known.items():
+            stem, error, _ = name.partition("_error")
             out[name] = None if self.kld_is_bound else value
-            out[f"{name}_lower_bound"] = value if self.kld_is_bound else None
+            out[f"{stem}_lower_bound{error}"] = value if self.kld_is_bound else None
         return out | {"kld_infinite": self.kld_infinite}
 
 
