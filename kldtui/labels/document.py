@@ -7,7 +7,7 @@ Must not know: how files get to disk, merging, the screen.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,13 +44,14 @@ def taxonomy_rows() -> dict[str, bytes]:
     return {entry.id: dump(entry.to_json()) for entry in TAXONOMY}
 
 
-def _object(rows: Iterable[tuple[str, bytes]]) -> bytes:
-    return b"{\n" + b",\n".join(dump(name) + b":" + line for name, line in rows) + b"\n}"
+def _rows(opening: bytes, lines: Sequence[bytes], closing: bytes) -> list[bytes]:
+    if not lines:
+        return [opening + closing + b",\n"]
+    return [opening + b"\n", b",\n".join(lines), b"\n" + closing + b",\n"]
 
 
-def _list(lines: Iterable[bytes]) -> bytes:
-    body = b",\n".join(lines)
-    return b"[\n" + body + b"\n]" if body else b"[]"
+def _named(rows: Iterable[tuple[str, bytes]]) -> list[bytes]:
+    return [dump(name) + b":" + line for name, line in rows]
 
 
 def render(document: Document) -> bytes:
@@ -58,23 +59,24 @@ def render(document: Document) -> bytes:
 
     The checksum is SHA-256 over all bytes before its own line.
     """
-    quants = _object(document.quants.items()) if document.quants else b"{}"
-    resume = _object(sorted(document.resume.items())) if document.resume else b"{}"
+    labels, hints = document.labels, document.hints
     parts = [
-        b'{\n"format":' + dump(FORMAT),
-        b'"version":%d' % VERSION,
-        b'"kldtui":' + dump(__version__),
-        b'"recordings":{"ref":' + dump(document.ref) + b',"quants":' + quants + b"}",
-        b'"taxonomy":' + _list(document.taxonomy.values()),
-        *(dump(name) + b":" + dump(value) for name, value in document.extra.items()),
-        b'"resume":' + resume,
-        b'"labels":' + _list(document.labels[key] for key in sorted(document.labels)),
-        b'"hints":' + _list(document.hints[key] for key in sorted(document.hints)),
-        b'"superseded":' + _list(document.superseded.values()),
+        b'{\n"format":' + dump(FORMAT) + b",\n",
+        b'"version":%d,\n' % VERSION,
+        b'"kldtui":' + dump(__version__) + b",\n",
+        b'"recordings":{"ref":' + dump(document.ref) + b",",
+        *_rows(b'"quants":{', _named(document.quants.items()), b"}}"),
+        *_rows(b'"taxonomy":[', list(document.taxonomy.values()), b"]"),
+        *(line + b",\n" for line in _named((n, dump(v)) for n, v in document.extra.items())),
+        *_rows(b'"resume":{', _named(sorted(document.resume.items())), b"}"),
+        *_rows(b'"labels":[', [labels[key] for key in sorted(labels)], b"]"),
+        *_rows(b'"hints":[', [hints[key] for key in sorted(hints)], b"]"),
+        *_rows(b'"superseded":[', list(document.superseded.values()), b"]"),
     ]
-    body = b",\n".join(parts) + b","
-    digest = hashlib.sha256(body + b"\n").hexdigest().encode()
-    return body + _SUM + digest + b'"\n}\n'
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return b"".join([*parts, _SUM[1:], digest.hexdigest().encode(), b'"\n}\n'])
 
 
 def parse(data: bytes) -> Document:
@@ -144,7 +146,8 @@ def _fill(out: Document, top: Mapping[str, Any]) -> None:
         if key in out.labels and out.labels[key] != line:
             older, newer = sorted((load(out.labels[key]), record), key=lambda r: str(r["time"]))
             out.warnings.append(f"{key} was labelled twice; the later label counts")
-            kept = dump(older)
+            mark = {"time": str(newer["time"]), "by": str(newer["reviewer"]), "why": "twice"}
+            kept = dump({**older, "superseded": mark})
             out.superseded[kept] = kept
             line, record = dump(newer), newer
         out.labels[key] = line

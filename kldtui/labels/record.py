@@ -165,7 +165,7 @@ def scrubbed(branch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _KEPT = ("start_id", "start_text", "text", "stop", "complete", "error", "settings", "verify")
-_KEPT_TOO = ("seconds", "tokens_per_second", "created")
+_KEPT_TOO = ("continued_at", "seconds", "tokens_per_second", "created")
 _OF_ENGINE = ("kind", "url", "model", "build", "n_ctx", "add_bos")
 
 
