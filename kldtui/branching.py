@@ -6,21 +6,33 @@ Must not know: any server, labels, files, or the screen.
 
 from __future__ import annotations
 
+import contextlib
+import math
+import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 from kldtui.engines.base import Engine, Finish, Token
+from kldtui.errors import EngineError, KldtuiError
+from kldtui.hints import closes_at
 from kldtui.position import Position
 from kldtui.recordings.base import Recording
+from kldtui.vocab.glyphs import raw_text
 
 Side = Literal["ref", "quant"]
 Stop = Literal["eog", "tool_call", "loop", "limit", "context", "cancelled", "error"]
 
 DEFAULT_LENGTH = 128
 DEFAULT_TOP_N = 40
+COMPLETE = ("eog", "tool_call", "loop")
+"""Stops that are an end of the branch's own; any other leaves it unfinished."""
+
+_TEXT_WATCHED = 20_000
+_LOOP_TOKENS, _LOOP_ROUNDS, _LONGEST_PERIOD = 32, 4, 32
+_MEET_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +46,15 @@ class Arm:
     def code(self) -> str:
         return f"{'R' if self.engine == 'ref' else 'Q'}·{'r' if self.start == 'ref' else 'q'}"
 
+    @classmethod
+    def parse(cls, code: str) -> Arm:
+        """Read `R·q` (also `Rq`, `R.q`). Raises KldtuiError on anything else."""
+        sides: dict[str, Side] = {"r": "ref", "q": "quant"}
+        letters = code.replace("·", "").replace(".", "").lower()
+        if len(letters) != 2 or any(letter not in sides for letter in letters):
+            raise KldtuiError(f"not an arm: {code!r}; write R·r, Q·q, R·q or Q·r")
+        return cls(sides[letters[0]], sides[letters[1]])
+
 
 @dataclass(slots=True)
 class Branch:
@@ -45,6 +66,8 @@ class Branch:
     stop: why it ended; None while it runs or before it has run.
     complete: whether it came to an end of its own (`eog`, `tool_call`, `loop`); else unfinished.
     error: the server's words, where stop is `error`.
+    continued_at: the numbers of tokens it had when it was made longer; the prompt was computed
+        anew there, which changes last digits.
     """
 
     position: Position
@@ -52,10 +75,12 @@ class Branch:
     quant: str
     start_id: int
     prefix_ids: list[int]
+    start_data: bytes = b""
     tokens: list[Token] = field(default_factory=list)
     stop: Stop | None = None
     complete: bool = False
     error: str | None = None
+    continued_at: list[int] = field(default_factory=list)
     engine: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     verify: dict[str, Any] | None = None
@@ -76,50 +101,280 @@ class Branch:
 
     @property
     def text(self) -> str:
-        """The generated text, raw; a byte that is no UTF-8 as `<0xE6>`."""
-        raise NotImplementedError
+        """The generated text, raw, special tokens included; a byte of no character as `<0xE6>`."""
+        return raw_text(self.data)
+
+    def _end(self, stop: Stop) -> None:
+        self.stop, self.complete = stop, stop in COMPLETE
 
     def to_json(self, *, top: bool = True) -> dict[str, Any]:
         """As docs/branch-json.md has it; `top=False` leaves out the top-N."""
-        raise NotImplementedError
+        data: dict[str, Any] = {
+            "id": self.id,
+            "position": str(self.position),
+            "chunk": self.position.chunk,
+            "t": self.position.t,
+            "arm": self.arm.code,
+            "quant": self.quant,
+            "prefix_ids": list(self.prefix_ids),
+            "start_id": self.start_id,
+            "start_text": raw_text(self.start_data),
+            "start_piece": _piece_json(self.start_data),
+            "tokens": self.ids,
+            "pieces": [_piece_json(token.data) for token in self.tokens],
+            "logp": [_logp_json(token.logp) for token in self.tokens],
+            "text": self.text,
+            "stop": self.stop,
+            "complete": self.complete,
+            "error": self.error,
+            "continued_at": list(self.continued_at),
+            "engine": self.engine,
+            "settings": self.settings,
+            "verify": self.verify,
+            "seconds": round(self.seconds, 3),
+            "tokens_per_second": self.tokens_per_second,
+            "created": self.created,
+        }
+        if top:
+            data["top"] = [
+                [[id, _logp_json(logp)] for id, logp in token.top] for token in self.tokens
+            ]
+        return data
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Branch:
-        """The inverse. Raises KldtuiError if something is missing."""
-        raise NotImplementedError
+    def from_json(cls, data: Mapping[str, Any]) -> Branch:
+        """The inverse; without `top` the tokens have none. Raises KldtuiError in words."""
+        try:
+            ids = [int(id) for id in data["tokens"]]
+            tops = data.get("top") or [()] * len(ids)
+            tokens = [
+                Token(
+                    id,
+                    _piece_data(piece),
+                    None if logp is None else float(logp),
+                    tuple((int(i), -math.inf if v is None else float(v)) for i, v in top),
+                )
+                for id, piece, logp, top in zip(
+                    ids, data["pieces"], data["logp"], tops, strict=True
+                )
+            ]
+            return cls(
+                position=Position(int(data["chunk"]), int(data["t"])),
+                arm=Arm.parse(data["arm"]),
+                quant=str(data["quant"]),
+                start_id=int(data["start_id"]),
+                prefix_ids=[int(id) for id in data["prefix_ids"]],
+                start_data=_piece_data(data.get("start_piece", "")),
+                tokens=tokens,
+                stop=data["stop"],
+                complete=bool(data["complete"]),
+                error=data.get("error"),
+                continued_at=[int(at) for at in data.get("continued_at") or ()],
+                engine=dict(data.get("engine") or {}),
+                settings=dict(data.get("settings") or {}),
+                verify=data.get("verify"),
+                seconds=float(data.get("seconds") or 0.0),
+                tokens_per_second=data.get("tokens_per_second"),
+                id=str(data["id"]),
+                created=str(data["created"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise KldtuiError(f"not a branch that kldtui wrote: {error!r:.80}") from None
 
 
-@dataclass(frozen=True, slots=True)
-class Prefix:
-    """What a model saw before a position. warning: why it may be wrong, one line, or empty."""
+def _piece_json(data: bytes) -> str | list[int]:
+    """Text where the bytes are whole characters, else the bytes."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return list(data)
 
-    ids: list[int]
-    bos: bool
-    warning: str = ""
+
+def _piece_data(piece: str | list[int]) -> bytes:
+    return piece.encode("utf-8") if isinstance(piece, str) else bytes(piece)
+
+
+def _logp_json(logp: float | None) -> float | None:
+    """JSON has no infinity: a probability of zero is null."""
+    return None if logp is None or math.isinf(logp) else logp
 
 
 def prefix_of(
-    recording: Recording, position: Position, add_bos: bool | None, bos_id: int | None
-) -> Prefix:
+    recording: Recording,
+    position: Position,
+    add_bos: bool | None,
+    bos_id: int | None,
+    *,
+    own_rule: bool = True,
+) -> list[int]:
     """The exact ids that the recording's model saw before `position`, from the chunk's start.
 
     A model that adds BOS was evaluated with BOS in place of each chunk's first token, though the
-    file keeps that token (llama.cpp tools/perplexity). Raises KldtuiError for a position outside.
+    file keeps that token (llama.cpp tools/perplexity): `[BOS] + tokens[1:t]`, else
+    `tokens[0:t]`. `add_bos` and `bos_id` are the server's; the rule that the recording itself
+    states goes before, unless `own_rule` is false. Raises KldtuiError for a position outside the
+    recording, or a BOS without id.
     """
-    raise NotImplementedError
+    chunks = recording.shape.n_chunk
+    if not 0 <= position.chunk < chunks:
+        raise KldtuiError(f"{position}: the recording has chunks 0 to {chunks - 1}")
+    tokens = recording.tokens(position.chunk)
+    if not 1 <= position.t < tokens.size:
+        raise KldtuiError(
+            f"{position}: chunk {position.chunk} has predictions of t1 to t{tokens.size - 1}"
+        )
+    if own_rule:
+        add_bos, bos_id = bos_rule(recording, add_bos, bos_id)
+    ids = [int(token) for token in tokens[: position.t]]
+    if add_bos:
+        if bos_id is None:
+            raise KldtuiError("the model adds BOS, but the server does not say which id it has")
+        ids[0] = bos_id
+    return ids
+
+
+def bos_rule(
+    recording: Recording, add_bos: bool | None, bos_id: int | None
+) -> tuple[bool | None, int | None]:
+    """The rule that the recording states (a run's header may), else the server's."""
+    stated = getattr(recording, "add_bos", None)
+    if stated is None:
+        return add_bos, bos_id
+    stated_id = getattr(recording, "bos_id", None)
+    return bool(stated), bos_id if stated_id is None else int(stated_id)
+
+
+def bos_warning(recording: Recording, add_bos: bool | None, bos_id: int | None) -> str | None:
+    """One line where recording and server disagree about BOS, else None.
+
+    A text as a whole is tokenized with BOS too, so that the very first token of a `.kld` file
+    written with a model that adds BOS is BOS; a run states its rule.
+    """
+    name = recording.path.name
+    stated, _ = bos_rule(recording, None, None)
+    if stated is not None:
+        if add_bos is None or stated == add_bos:
+            return None
+        return (
+            f"{name} was made with{'' if stated else 'out'} BOS, but the server's model "
+            f"{'adds it' if add_bos else 'adds none'}; prefixes are sent as {name} has it"
+        )
+    if bos_id is None or recording.format != "kld" or recording.shape.n_chunk == 0:
+        return None
+    begins = int(recording.tokens(0)[0]) == bos_id
+    if begins == add_bos:
+        return None
+    seen = f"{name} begins with{'' if begins else 'out'} BOS (id {bos_id})"
+    if add_bos is None:
+        return f"the server does not say whether it adds BOS; {seen}"
+    sent = "with" if add_bos else "without"
+    return (
+        f"{seen}, but the server's model {'adds it' if add_bos else 'adds none'}; "
+        f"prefixes are sent {sent}. Verify tells which is right"
+    )
 
 
 async def run_branch(
-    engine: Engine, branch: Branch, n: int = DEFAULT_LENGTH, top_n: int = DEFAULT_TOP_N
-) -> AsyncIterator[Token | Finish]:
+    engine: Engine,
+    branch: Branch,
+    n: int = DEFAULT_LENGTH,
+    top_n: int = DEFAULT_TOP_N,
+    *,
+    before: str = "",
+) -> AsyncGenerator[Token | Finish, None]:
     """Continue the branch by up to `n` tokens from where it stands, filling it as they arrive.
 
-    Ends at the end of turn, a closed tool call, a loop, or `n`. An EngineError marks the branch
+    Ends at the end of turn, a closed tool call, a loop, or `n`. `before` is the text up to and
+    with the start token, for a call that opened there. An EngineError marks the branch
     (`stop`, `error`), keeps what arrived, and is raised on. Closing the iterator or cancelling
-    the task marks it cancelled. Run it again to make it longer.
+    the task marks it cancelled. Run it again to make it longer: it goes on from its last token,
+    which another run in one go may not (`continued_at`), and which does nothing after an end of
+    turn. A Finish comes last only where the engine ended the branch; `branch.stop` always says.
     """
-    raise NotImplementedError
-    yield  # pragma: no cover
+    if branch.stop == "eog":
+        yield Finish("eog", None, 0.0, branch.tokens_per_second, "it has ended its turn")
+        return
+    branch.stop, branch.complete, branch.error = None, False, None
+    if engine.info is not None:
+        branch.engine = engine.info.to_json()
+    branch.settings = {**engine.settings, "n_probs": top_n}
+    held = len(branch.tokens)
+    if held:
+        branch.continued_at.append(held)
+    ends = Ends(before[-_TEXT_WATCHED:], branch.data)
+    earlier, begun = branch.seconds, time.monotonic()
+    prompt = [*branch.prefix_ids, branch.start_id, *branch.ids]
+    try:
+        async with contextlib.aclosing(engine.generate(prompt, n, top_n)) as items:
+            async for item in items:
+                if isinstance(item, Finish):
+                    branch._end(item.reason)
+                    branch.tokens_per_second = item.tokens_per_second
+                else:
+                    branch.tokens.append(item)
+                    stop = ends.after(item)
+                    if stop is not None:
+                        branch._end(stop)
+                        elapsed = max(time.monotonic() - begun, 1e-9)
+                        branch.tokens_per_second = (len(branch.tokens) - held) / elapsed
+                yield item
+                if branch.stop is not None:
+                    break
+    except EngineError as error:
+        branch._end("error")
+        branch.error = str(error)
+        raise
+    finally:
+        if branch.stop is None:
+            branch._end("cancelled")
+        branch.seconds = earlier + time.monotonic() - begun
+
+
+class Ends:
+    """Watches a branch for the ends that the model does not mark: a closed tool call, a loop.
+
+    Only what is generated from now on ends it, so that a branch that ended can be made longer.
+    """
+
+    def __init__(self, before: str, data: bytes = b"") -> None:
+        self._text = before + raw_text(data)
+        self._after = len(self._text)
+        self._pending = b""
+        self._ids: list[int] = []
+
+    def after(self, token: Token) -> Literal["tool_call", "loop"] | None:
+        """What ends with this token, if anything."""
+        self._ids.append(token.id)
+        self._pending += token.data
+        try:
+            new = self._pending.decode("utf-8")
+        except UnicodeDecodeError as error:
+            if error.end == len(self._pending) and len(self._pending) < 4:
+                return self._loops()
+            new = self._pending.decode("utf-8", "replace")
+        self._pending = b""
+        self._text += new
+        if any(c in new for c in "}]>") and closes_at(self._text, self._after) is not None:
+            return "tool_call"
+        return self._loops()
+
+    def _loops(self) -> Literal["loop"] | None:
+        return "loop" if loop_period(self._ids) is not None else None
+
+
+def loop_period(ids: Sequence[int]) -> int | None:
+    """The period of a loop at the end of `ids`: at least 4 rounds over at least 32 tokens.
+
+    None if there is none; periods up to 32 tokens are looked for.
+    """
+    n = len(ids)
+    for period in range(1, _LONGEST_PERIOD + 1):
+        span = max(_LOOP_TOKENS, _LOOP_ROUNDS * period)
+        if span > n:
+            return None
+        if all(ids[k] == ids[k - period] for k in range(n - span + period, n)):
+            return period
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +390,40 @@ class Meeting:
     meet_length: int
 
 
-def divergence(a: Sequence[int], b: Sequence[int]) -> Meeting:
-    """Compare two continuations token by token."""
-    raise NotImplementedError
+def divergence(a: Sequence[int], b: Sequence[int], *, ended: bool = False) -> Meeting:
+    """Compare two continuations token by token.
+
+    They meet again at the earliest pair of places (least sum of the two indices, then least
+    shift) from which at least 4 tokens are equal. With `ended`, both having come to their own
+    end, a shorter common end counts too. Linear but for repeated text.
+    """
+    parts = _common(a, b, 0, 0)
+    if parts == len(a) == len(b):
+        return Meeting(None, None, None, 0)
+    places: dict[tuple[int, ...], list[int]] = {}
+    for j in range(parts, len(b) - _MEET_TOKENS + 1):
+        places.setdefault(tuple(b[j : j + _MEET_TOKENS]), []).append(j)
+    best: tuple[int, int, int, int] | None = None  # sum, shift, i, j
+    for i in range(parts, len(a) - _MEET_TOKENS + 1):
+        if best is not None and i + parts > best[0]:
+            break
+        for j in places.get(tuple(a[i : i + _MEET_TOKENS]), ()):
+            found = (i + j, abs(i - j), i, j)
+            best = found if best is None else min(best, found)
+    if best is not None:
+        i, j = best[2], best[3]
+        return Meeting(parts, i, j, _common(a, b, i, j))
+    if ended:
+        k = 0
+        while k < min(len(a), len(b)) - parts and a[-1 - k] == b[-1 - k]:
+            k += 1
+        if k:
+            return Meeting(parts, len(a) - k, len(b) - k, k)
+    return Meeting(parts, None, None, 0)
+
+
+def _common(a: Sequence[int], b: Sequence[int], i: int, j: int) -> int:
+    k = 0
+    while i + k < len(a) and j + k < len(b) and a[i + k] == b[j + k]:
+        k += 1
+    return k
