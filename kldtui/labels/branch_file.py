@@ -40,8 +40,8 @@ def read_line(line: bytes) -> dict[str, Any]:
         raise ValueError("not a branch")
     if data.get("schema") != SCHEMA:
         raise ValueError(f"a branch of schema {data.get('schema')!r:.20}")
-    body, found, _ = line.rpartition(_SUM)
-    if found and data.get("sha256") != hashlib.sha256(body).hexdigest():
+    body = line.rpartition(_SUM)[0]
+    if data.get("sha256") != hashlib.sha256(body).hexdigest():
         raise ValueError("its checksum is wrong")
     return {name: value for name, value in data.items() if name not in ("schema", "sha256")}
 
