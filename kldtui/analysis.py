@@ -196,7 +196,14 @@ def analyse_pair(ref: RefBlock, quant: Rows) -> Columns:
 
 def _cut(rows: Rows, cut: slice) -> Rows:
     if isinstance(rows, FullRows):
-        return FullRows(rows.logp[cut], rows.floor[cut], rows.invalid[cut])
+        return FullRows(
+            rows.codes[cut],
+            rows.scale[cut],
+            rows.base[cut],
+            rows.floor[cut],
+            rows.invalid[cut],
+            rows.zeros,
+        )
     return TopRows(
         rows.ids[cut],
         rows.logp[cut],
@@ -211,14 +218,15 @@ def _tops(rows: Rows) -> _Tops:
     count = len(rows)
     at = np.arange(count)
     if isinstance(rows, FullRows):
-        ids = rows.logp.argmax(axis=1)
-        best = rows.logp[at, ids]
-        second = np.full(count, -np.inf, np.float32)
+        ids = rows.codes.argmax(axis=1)
+        top_codes = rows.codes[at, ids]
+        next_codes = np.zeros(count, np.uint16)
         for i, top in enumerate(ids.tolist()):
-            for side in (rows.logp[i, :top], rows.logp[i, top + 1 :]):
-                if side.size:
-                    second[i] = max(second[i], side.max())
-        return _Tops(ids, best, second, second == best)
+            row = rows.codes[i]
+            before = row[:top].max() if top else 0
+            next_codes[i] = max(before, row[top + 1 :].max() if top + 1 < row.size else 0)
+        tie = (next_codes == top_codes) & (rows.n_vocab > 1)
+        return _Tops(ids, rows.at(top_codes), rows.at(next_codes), tie)
     if not rows.ids.shape[1]:
         nothing = np.full(count, np.nan, np.float32)
         return _Tops(np.full(count, -1), nothing, nothing, np.zeros(count, bool))
@@ -231,9 +239,10 @@ def _lookup(rows: Rows, ids: NDArray[np.int32]) -> tuple[NDArray[np.float32], ND
     """log p of one id a row (NaN where unknown), and whether it is only an upper bound."""
     at = np.arange(len(rows))
     if isinstance(rows, FullRows):
-        known = (ids >= 0) & (ids < rows.logp.shape[1])
-        value = np.where(known, rows.logp[at, np.where(known, ids, 0)], np.float32(np.nan))
-        return value, (value <= rows.floor) & np.isfinite(rows.floor)
+        known = (ids >= 0) & (ids < rows.n_vocab)
+        codes = rows.codes[at, np.where(known, ids, 0)]
+        value = np.where(known, rows.at(codes), np.float32(np.nan))
+        return value, known & (codes == 0) & np.isfinite(rows.floor)
     value = np.full(len(rows), np.nan, np.float32)
     bound = np.zeros(len(rows), bool)
     for i, token in enumerate(ids.tolist()):
@@ -269,8 +278,9 @@ def _ranks(rows: Rows, ids: NDArray[np.int32], tops: _Tops) -> NDArray[np.int32]
         if token == tops.id[i]:
             out[i] = 1
         elif isinstance(rows, FullRows):
-            if 0 <= token < rows.logp.shape[1]:
-                out[i] = 1 + np.count_nonzero(rows.logp[i] > rows.logp[i, token])
+            if 0 <= token < rows.n_vocab:
+                row = rows.codes[i]
+                out[i] = 1 + np.count_nonzero(row > row[token])
         else:
             hit = np.flatnonzero(rows.ids[i] == token)
             if token >= 0 and hit.size:
@@ -283,8 +293,8 @@ def _heavy(rows: Rows, i: int) -> _Heavy | None:
     if not isinstance(rows, FullRows) or rows.invalid[i]:
         return None
     cut = KLD_CUT if np.isfinite(rows.floor[i]) else -np.inf
-    ids = np.flatnonzero(rows.logp[i] > np.float32(cut))
-    logp = rows.logp[i][ids]
+    ids = rows.above(i, cut)
+    logp = rows.pick(i, ids)
     return _Heavy(ids, logp, np.exp(logp))
 
 
@@ -306,7 +316,7 @@ def _kld(ref: RefBlock, quant: Rows, i: int) -> tuple[float, bool]:
     """KLD of one pair of valid rows (nats), and whether the quant's row does not sum to 1."""
     heavy = ref.heavy[i]
     if heavy is not None and isinstance(quant, FullRows):
-        logq = quant.logp[i][heavy.ids]
+        logq = quant.pick(i, heavy.ids)
         kld = (heavy.p * (heavy.logp - logq)).sum(dtype=np.float64)
         # Where the reference has its mass the quant has nearly all of its own; only if not is
         # the whole row summed.
@@ -350,9 +360,9 @@ def _values(
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
     """Those of `ids` that this row knows the value of, with `other` and this row's log p."""
     if isinstance(rows, FullRows):
-        keep = (ids >= 0) & (ids < rows.logp.shape[1])
+        keep = (ids >= 0) & (ids < rows.n_vocab)
         ids, other = ids[keep], other[keep]
-        here = rows.logp[i][ids].astype(np.float64)
+        here = rows.pick(i, ids).astype(np.float64)
         keep = (here > rows.floor[i]) | ~np.isfinite(rows.floor[i])
         return ids[keep], other[keep], here[keep]
     known, logp = _known(rows, i)
@@ -373,5 +383,6 @@ def _kinds(ref: RefBlock, quant: Rows, tops: _Tops) -> NDArray[np.uint8]:
 
 
 def _top_set(rows: Rows, i: int, tops: _Tops) -> NDArray[np.integer[Any]]:
-    at = np.flatnonzero(rows.logp[i] == tops.best[i])
-    return at if isinstance(rows, FullRows) else rows.ids[i][at]
+    if isinstance(rows, FullRows):
+        return np.flatnonzero(rows.codes[i] == rows.codes[i, tops.id[i]])
+    return np.asarray(rows.ids[i][rows.logp[i] == tops.best[i]])

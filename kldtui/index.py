@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 _BLOCK_BYTES = 1 << 20
-"""Decoded bytes a block of one recording: what stays in a core's cache."""
+"""Bytes of one recording in a block: what stays in a core's cache."""
 _YIELD_SECONDS = 0.15
 
 
@@ -166,7 +166,7 @@ class Index:
         start = self._first_pending()
         if start is None:
             return
-        block = max(1, _BLOCK_BYTES // (4 * max(1, self._recording.shape.n_vocab)))
+        block = max(1, _BLOCK_BYTES // (2 * max(1, self._recording.shape.n_vocab)))
         scratches = [Scratch() for _ in range(1 + len(self._quants))]
         row_bytes = 2 * self._recording.shape.n_vocab * len(scratches)
         began = told = time.monotonic()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,23 +50,83 @@ class Logp(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FullRows:
-    """Rows over the whole vocabulary.
+    """Rows over the whole vocabulary, as codes: log p = scale * code + base, nats, in float32.
 
-    logp: float32[r, n_vocab], nats; what an invalid row holds is unspecified.
+    codes: uint16[r, n_vocab]; within a row a higher code is a higher log p and equal codes are
+        equal, so argmaxes, ties and ranks are read off the codes, without decoding or rounding.
+    scale, base: float32[r]; what an invalid row holds is unspecified.
     floor: float32[r]; an entry `<= floor` is known to be at most `floor`, no more. -inf where
-        every entry is a value (then -inf entries are exact zeros of probability).
+        every entry is a value.
     invalid: uint8[r], an `Invalid` each.
+    zeros: whether code 0 stands for a probability of exactly zero, log p -inf.
     """
 
-    logp: NDArray[np.float32]
+    codes: NDArray[np.uint16]
+    scale: NDArray[np.float32]
+    base: NDArray[np.float32]
     floor: NDArray[np.float32]
     invalid: NDArray[np.uint8]
+    zeros: bool = False
 
     def __len__(self) -> int:
-        return int(self.logp.shape[0])
+        return int(self.codes.shape[0])
+
+    @property
+    def n_vocab(self) -> int:
+        return int(self.codes.shape[1])
+
+    @property
+    def logp(self) -> NDArray[np.float32]:
+        """float32[r, n_vocab], nats, decoded anew at every call."""
+        with np.errstate(all="ignore"):
+            out = np.multiply(self.codes, self.scale[:, None], dtype=np.float32)
+            out += self.base[:, None]
+        if self.zeros:
+            out[self.codes == 0] = -np.inf
+        return out
+
+    def pick(self, i: int, ids: NDArray[np.integer[Any]]) -> NDArray[np.float32]:
+        """log p of some ids of row `i`, float32, nats."""
+        codes = self.codes[i].take(ids)
+        out: NDArray[np.float32] = self.scale[i] * codes + self.base[i]
+        if self.zeros:
+            out[codes == 0] = -np.inf
+        return out
+
+    def at(self, codes: NDArray[np.uint16]) -> NDArray[np.float32]:
+        """log p of one code a row, float32[r], nats."""
+        with np.errstate(all="ignore"):
+            out: NDArray[np.float32] = self.scale * codes + self.base
+        if self.zeros:
+            out[codes == 0] = -np.inf
+        return out
+
+    def above(self, i: int, cut: float) -> NDArray[np.intp]:
+        """The ids of row `i` whose log p is above `cut` nats, ascending."""
+        scale, base, least = self.scale[i], self.base[i], int(self.zeros)
+        if scale > 0 and cut > -np.inf:
+            # The first code above the cut, found in the arithmetic that decoding uses.
+            near = int(np.clip(np.ceil((cut - float(base)) / float(scale)), 2, 65533))
+            tried = np.arange(near - 2, near + 3)
+            over = np.flatnonzero(scale * tried.astype(np.float32) + base > np.float32(cut))
+            least = max(least, int(tried[over[0]]) if over.size else near + 3)
+        elif not base > cut:
+            least = 65536
+        if least > 65535:
+            return np.empty(0, np.intp)
+        return np.flatnonzero(self.codes[i] >= np.uint16(least))
 
     def row(self, i: int) -> FullRow:
-        return FullRow(self.logp[i], float(self.floor[i]), Invalid(int(self.invalid[i])))
+        one = slice(i, i + 1)
+        alone = FullRows(
+            self.codes[one],
+            self.scale[one],
+            self.base[one],
+            self.floor[one],
+            self.invalid[one],
+            self.zeros,
+        )
+        return FullRow(alone.logp[0], float(self.floor[i]), Invalid(int(self.invalid[i])))
 
 
 @dataclass(frozen=True, slots=True)

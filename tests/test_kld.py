@@ -573,8 +573,8 @@ def test_rows_with_a_scratch_reuse_its_memory(tmp_path: Path) -> None:
     scratch = Scratch()
     first: FullRows = recording.rows(0, 0, 4, scratch)
     second: FullRows = recording.rows(1, 0, 4, scratch)
-    assert np.shares_memory(first.logp, second.logp)
-    assert not np.shares_memory(recording.rows(0, 0, 4).logp, second.logp)
+    assert np.shares_memory(first.codes, second.codes)
+    assert not np.shares_memory(recording.rows(0, 0, 4).codes, second.codes)
 
 
 def test_header_bytes_are_where_the_builder_puts_them() -> None:

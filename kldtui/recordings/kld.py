@@ -200,7 +200,7 @@ class KldRecording:
         raw = scratch.array("raw", (stop - start, words), "<u2")
         record = chunk * self.header.per_chunk + start
         self._read(raw.reshape(-1).data.cast("B"), self.header.data_offset + 2 * words * record)
-        return decode(raw, self.shape.n_vocab, self.version, scratch)
+        return decode(raw, self.shape.n_vocab, self.version)
 
     def row(self, position: Position) -> FullRow | None:
         """One row, or None where nothing was recorded."""
@@ -369,49 +369,47 @@ class KldRecording:
         return unlike if unlike > like else 0
 
 
-def decode(
-    raw: NDArray[np.uint16], n_vocab: int, version: int, scratch: Scratch | None = None
-) -> FullRows:
-    """Records, uint16[r, words], to log-probabilities (nats); formulas in the module's head."""
-    scratch = scratch or Scratch()
+def decode(raw: NDArray[np.uint16], n_vocab: int, version: int) -> FullRows:
+    """Records, uint16[r, words], as rows that share their memory; formulas in the module's head.
+
+    Codes of a record with scale 0, which mean nothing, are set to 0 in place.
+    """
     scale, minimum = _heads(raw)
     codes = raw[:, 4 : 4 + n_vocab]
     invalid = validity(raw, n_vocab, version)
-    logp = scratch.array("logp", codes.shape, np.float32)
+    if version == 2:
+        return _decode_v2(codes, scale, minimum, invalid)
     floor = minimum.copy()
-    with np.errstate(all="ignore"):
-        np.multiply(codes, scale[:, None], out=logp)
-        if version == 1:
-            np.add(logp, minimum[:, None], out=logp)
-            floor[scale == 0] = -np.inf  # equal logits: each entry is a value
-        else:
-            _finish_v2(logp, codes, scale, minimum, invalid)
-            floor[:] = -np.inf
-    return FullRows(logp, floor, invalid)
+    for i in np.flatnonzero(scale == 0):
+        codes[i] = 0
+        floor[i] = -np.inf  # equal logits: each entry is a value
+    return FullRows(codes, scale, minimum, floor, invalid)
 
 
-def _heads(raw: NDArray[np.uint16]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    head = np.ascontiguousarray(raw[:, :4]).view("<f4").astype(np.float32)
-    return head[:, 0], head[:, 1]
-
-
-def _finish_v2(
-    logp: NDArray[np.float32],
+def _decode_v2(
     codes: NDArray[np.uint16],
     scale: NDArray[np.float32],
     minimum: NDArray[np.float32],
     invalid: NDArray[np.uint8],
-) -> None:
-    """Shift by one code, put -inf where the code is 0, and renormalise, in place."""
-    np.add(logp, (minimum - scale)[:, None], out=logp)
-    np.copyto(logp, -np.inf, where=codes == 0)
+) -> FullRows:
+    floor = np.full(scale.shape, -np.inf, np.float32)
+    with np.errstate(all="ignore"):
+        base = minimum - scale
+    rows = FullRows(codes, scale, base, floor, invalid, zeros=True)
+    logp = rows.logp
     for i in np.flatnonzero(invalid == Invalid.NO):
         best = logp[i].max()
         if not np.isfinite(best):
             invalid[i] = Invalid.INFINITE
             continue
         total = np.exp(logp[i] - best).sum(dtype=np.float64)
-        logp[i] -= np.float32(best + np.log(total))
+        base[i] -= np.float32(best + np.log(total))
+    return rows
+
+
+def _heads(raw: NDArray[np.uint16]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    head = np.ascontiguousarray(raw[:, :4]).view("<f4").astype(np.float32)
+    return head[:, 0], head[:, 1]
 
 
 def validity(raw: NDArray[np.uint16], n_vocab: int, version: int) -> NDArray[np.uint8]:

@@ -43,8 +43,9 @@ def _pm(estimate: Estimate, width: int, digits: int, factor: float = 1.0, error:
 
 
 def _chunk_table(stats: PairStats) -> list[str]:
+    kld = "KLD, at least" if stats.kld_is_bound else "KL Divergence"
     lines = [
-        "chunk             PPL               ln(PPL(Q)/PPL(base))          KL Divergence"
+        f"chunk             PPL               ln(PPL(Q)/PPL(base))          {kld}"
         "              Δp RMS            Same top p"
     ]
     for number, totals in stats.by_chunk:
@@ -119,7 +120,8 @@ def _counts(stats: PairStats, floor: PairStats | None) -> list[str]:
     steps = "  ".join(f"≥ {step:g}: {n}" for step, n in stats.roots_by_cost.items())
     moved = "no roots to measure it by"
     if not math.isnan(stats.moved_kld):
-        moved = f"no flip, but KLD ≥ {stats.moved_kld:.6f}, the roots' median"
+        kld = "KLD's bound" if stats.kld_is_bound else "KLD"
+        moved = f"no flip, but {kld} ≥ {stats.moved_kld:.6f}, the roots' median"
     scope = f"{stats.positions_ref:,} of the reference, {stats.chunks} of {stats.chunks_ref} chunks"
     lines = [
         "====== Positions ======",
@@ -149,9 +151,10 @@ def _counts(stats: PairStats, floor: PairStats | None) -> list[str]:
     if floor is None:
         lines.append(f"Floor     : {NO_FLOOR}")
     else:
+        least = "mean KLD at least " if floor.kld_is_bound else "mean KLD "
         lines.append(
             f"Floor     : {floor.roots:,} roots of {floor.positions:,} positions, "
-            f"mean KLD {floor.kld.mean.value:.6f}: what arithmetic alone does"
+            f"{least}{floor.kld.mean.value:.6f}: what arithmetic alone does"
         )
     lines += [f"Note      : {note}" for note in stats.notes]
     if not stats.complete:
