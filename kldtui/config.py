@@ -42,7 +42,7 @@ class Rule:
             return "one of " + ", ".join(self.choices)
         if self.low is None or self.high is None:
             return ""
-        return f"{self.low:g} to {self.high:g}"
+        return f"{self.low} to {self.high}"
 
 
 def _setting(
@@ -75,8 +75,8 @@ class Config:
     root_order: str = _setting(
         "position", "The root list's order when a review opens.", choices=ROOT_ORDERS
     )
-    heat_low: float = _setting(0.01, "Where the heat scale begins, in nats.", 1e-6, 100)
-    heat_high: float = _setting(3.0, "Where the heat scale ends, in nats.", 1e-6, 100)
+    heat_low: float = _setting(0.01, "Where the heat scale begins, in nats.", 0.0001, 100)
+    heat_high: float = _setting(3.0, "Where the heat scale ends, in nats.", 0.0001, 100)
     reviewer: str = _setting("", "Your name in the labels; empty: your user name on this computer.")
     theme: str = _setting("textual-dark", "The colours, by the name of a Textual theme.")
     keys: Mapping[str, str] = field(
@@ -94,13 +94,20 @@ class Config:
         return self.reviewer or _user()
 
     def check_keys(self, actions: Collection[str]) -> None:
-        """Raises ConfigError if `keys` names an action that is not among `actions`."""
+        """Raises ConfigError if `keys` names an action that is not among `actions`, or one key
+        for two of them."""
+        taken: dict[str, str] = {}
         for name in self.keys:
             if name not in actions:
                 raise ConfigError(
                     f"config: [keys] has no action {name!r}{_nearest(name, actions)}; "
                     "the help screen (?) names the actions"
                 )
+            for key in self.keys[name].split(","):
+                if taken.setdefault(key, name) != name:
+                    raise ConfigError(
+                        f"config: [keys] gives {_short(key)} to {taken[key]} and to {name}"
+                    )
 
 
 def rule_of(setting: dataclasses.Field[Any]) -> Rule:
@@ -188,7 +195,7 @@ def _checked_keys(value: Any) -> dict[str, str]:
     for action, keys in value.items():
         if not isinstance(keys, str) or not all(key.strip() for key in keys.split(",")):
             raise ConfigError(
-                f'[keys] {action} must be keys in quotes, as "b" or "b,ctrl+b", not {_short(keys)}'
+                f'[keys] {_bare(action)} must be keys in quotes, as "b" or "b,ctrl+b", not {_short(keys)}'
             )
     return {
         action: ",".join(key.strip() for key in keys.split(",")) for action, keys in value.items()
@@ -198,6 +205,10 @@ def _checked_keys(value: Any) -> dict[str, str]:
 def _nearest(name: str, known: Collection[str]) -> str:
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
     return f"; did you mean {found[0]!r}?" if found else f"; known are {', '.join(known)}"
+
+
+def _bare(name: str) -> str:
+    return _short(name)[1:-1]
 
 
 def _short(value: Any) -> str:
