@@ -20,6 +20,8 @@ from kldtui.detail import Detail, align
 from kldtui.engines import Engine, EngineInfo, open_engine
 from kldtui.errors import EngineError, KldtuiError, LabelFileError
 from kldtui.floor import SelfRuns
+from kldtui.hints import Hint
+from kldtui.hints import hint as guess
 from kldtui.index import Bound, Index, Kind, State
 from kldtui.labels import (
     BY_ID,
@@ -327,6 +329,10 @@ class Session:
         if key is None:
             self.labels.set(facts.position, name, None)
             return
+        hint = self.hint(facts.position, facts.quant)
+        if hint is not None:
+            told = {"class": "malformed_tool_call", "text": hint.words, "source": hint.kind}
+            self.labels.set_hint(facts.position, name, told)
         branches = [
             branch.to_json() for branch in self.recall(facts.position, facts.quant).values()
         ]
@@ -455,6 +461,13 @@ class Session:
             settings=dict(slot.engine.settings),
             verify=slot.verified.to_json() if slot.verified else None,
         )
+
+    def hint(self, position: Position, quant: int) -> Hint | None:
+        """The program's guess at what is wrong with the quant's own branch; never a label."""
+        branch = self.recall(position, quant).get("Q·q")
+        if branch is None or branch.stop is None:
+            return None
+        return guess(self.text_before(branch), branch.text, complete=branch.complete)
 
     def text_before(self, branch: Branch) -> str:
         """The prefix and start token as text: a tool call may have opened there."""

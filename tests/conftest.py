@@ -18,3 +18,7 @@ def smollm2() -> Path:
     if not (folder / "ref.kld").is_file():
         pytest.skip(f"needs the real recordings at {folder} (set KLDTUI_SHARED to their parent)")
     return folder
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--snapshot-update", action="store_true", help="accept the screens as drawn")

@@ -19,6 +19,7 @@ from kldtui.branching import Arm, Branch, run_branch
 from kldtui.engines.base import wait_ready
 from kldtui.errors import EngineError, KldtuiError
 from kldtui.floor import run_against_itself
+from kldtui.position import Position
 from kldtui.session import EngineSlot, RootFacts, Session
 from kldtui.ui.messages import BranchesChanged, EnginesChanged, Notice, TextLearnt
 from kldtui.ui.text import duration
@@ -36,6 +37,7 @@ class Desk:
         self._session, self._screen = session, screen
         self.length, self.top_n = length, top_n
         self._worker: Worker[None] | None = None
+        self._wanted: tuple[Position, int, tuple[str, ...]] | None = None
         self.activity = ""
 
     @property
@@ -179,7 +181,11 @@ class Desk:
     # ── branching ────────────────────────────────────────────────────────────────────────────
 
     def branch(self, facts: RootFacts, arms: Sequence[Arm], *, anew: bool = False) -> None:
-        """Make these arms' branches at a root, but those that exist already."""
+        """Make these arms' branches at a root, but those that are there and were not stopped."""
+        wanted = (facts.position, facts.quant, tuple(arm.code for arm in arms))
+        if self.busy and wanted == self._wanted and not anew:
+            return
+        self._wanted = wanted
         self._worker = self._start(self._branch(facts, arms, anew), "branch")
 
     def longer(self, facts: RootFacts, arms: Sequence[Arm]) -> None:
@@ -199,7 +205,7 @@ class Desk:
         try:
             for arm in arms:
                 held = session.recall(facts.position, facts.quant).get(arm.code)
-                if held is not None and not anew and (held.tokens or held.complete):
+                if held is not None and not anew and held.stop not in (None, "error", "cancelled"):
                     continue
                 slot = session.slot_for(arm.engine, facts.quant)
                 if slot is None:

@@ -377,6 +377,8 @@ class ReviewView(Screen[None]):
 
     def on_part_moved(self, event: PartMoved) -> None:
         self._part = (event.side, event.token)
+        pane = self.query_one(f"#{event.side}", BranchPane)
+        self.set_class(pane.has_focus and pane.branch is not None, "-part")
         self.refresh_detail()
 
     def on_branches_changed(self, event: BranchesChanged) -> None:

@@ -111,8 +111,9 @@ class RootList(ScrollView, can_focus=True):
 
     def _head(self) -> None:
         names = self._columns(self.scrollable_content_region.width)
-        strip = " " * (len(self._session.quants) + 1) if len(self._session.quants) > 1 else ""
-        self.border_subtitle = plain("".join(f"{TITLES[name]:>7}" for name in names) + strip + "  ")
+        strip = "  flips" if len(self._session.quants) > 1 else ""
+        heads = "".join(f"{TITLES[name]:>7}" for name in names)
+        self.border_subtitle = plain(heads.strip() + strip)
 
     def _columns(self, width: int) -> tuple[str, ...]:
         return (self.metric,) if width < 44 else ("cost", "kld", "margin")

@@ -65,7 +65,11 @@ class TokenPane(ScrollView, can_focus=True):
         breaks = np.fromiter(
             (d.newline for d in self.cells.displays), bool, len(self.cells.displays)
         )
-        self.wrapped = Wrapped(widths, breaks, width)
+        openers = np.fromiter(
+            (d.text.startswith(" ") for d in self.cells.displays), bool, len(self.cells.displays)
+        )
+        openers[1:] |= breaks[:-1]
+        self.wrapped = Wrapped(widths, breaks, width, openers)
         self.virtual_size = Size(width, self.wrapped.lines)
         self._strips.clear()
         self.refresh()

@@ -31,9 +31,9 @@ STOPS = {
     "eog": "end of turn",
     "tool_call": "tool call closed",
     "loop": "loops",
-    "limit": "cut at its length (+ continues)",
+    "limit": "limit, + goes on",
     "context": "context full",
-    "cancelled": "stopped (+ continues)",
+    "cancelled": "stopped, + goes on",
     "error": "failed",
 }
 
@@ -235,19 +235,17 @@ def branch_words(
     checked = branch.verify or {}
     doubt = "" if checked.get("verdict") == "ok" else " ─ NOT VERIFIED"
     title = f"{branch.arm.code} {engine} ◂ {start}{doubt}"
-    parts = [f"{len(branch.tokens)} tokens"]
-    if branch.tokens_per_second:
-        parts.append(f"{branch.tokens_per_second:.0f} tok/s")
-    if branch.seconds:
-        parts.append(f"{branch.seconds:.1f} s")
     if branch.error:
-        parts.append(safe(branch.error))
-    elif branch.stop is not None:
-        parts.append(STOPS.get(branch.stop, branch.stop))
+        parts = [safe(branch.error)]
     else:
-        parts.append("running…")
+        parts = ["running…" if branch.stop is None else STOPS.get(branch.stop, branch.stop)]
     if side == "right" and meeting is not None:
         parts.append(_meeting_words(meeting))
+    parts.append(f"{len(branch.tokens)} tokens")
+    if branch.tokens_per_second:
+        parts.append(f"{branch.tokens_per_second:.0f} tok/s")
+    if branch.seconds and branch.stop is not None:
+        parts.append(f"{branch.seconds:.1f} s")
     return title, " · ".join(parts)
 
 
@@ -279,10 +277,10 @@ def no_branch_words(session: Session, arm: Arm, facts: RootFacts | None) -> tupl
 
 def hint_words(session: Session, position: Position, quant: int) -> str:
     """The program's guess about a root; never a label."""
-    if session.labels is None or not session.names:
+    if not session.names:
         return ""
-    hint = session.labels.hint(position, session.names[quant])
-    return safe(str(hint.get("text", ""))) if hint else ""
+    hint = session.hint(position, quant)
+    return safe(hint.words) if hint is not None else ""
 
 
 def key_entries(

@@ -14,21 +14,33 @@ class Wrapped:
     """Tokens 0…n-1 laid greedily into lines of `width` cells; a token is never split.
 
     widths: int array[n], cells of each token. breaks: bool array[n], true where a line ends after
-    the token. A token wider than a line has a line of its own. Laying out costs a binary search
-    a line, looking up costs a binary search.
+    the token. openers: bool array[n], true where a token may begin a line (a word's first one);
+    a word wider than a line is broken between its tokens. A token wider than a line has a line of
+    its own. Laying out costs two binary searches a line, looking up costs one.
     """
 
-    def __init__(self, widths: NDArray[np.integer], breaks: NDArray[np.bool_], width: int) -> None:
+    def __init__(
+        self,
+        widths: NDArray[np.integer],
+        breaks: NDArray[np.bool_],
+        width: int,
+        openers: NDArray[np.bool_] | None = None,
+    ) -> None:
         self.n = int(widths.size)
         self.width = max(1, width)
         self.ends = np.cumsum(widths, dtype=np.int64)
         forced = np.flatnonzero(breaks) + 1
+        words = None if openers is None else np.flatnonzero(openers)
         starts = [0] if self.n else []
         at, next_forced = 0, 0
         while at < self.n:
             used = int(self.ends[at - 1]) if at else 0
             stop = int(np.searchsorted(self.ends, used + self.width, side="right"))
             stop = max(stop, at + 1)
+            if words is not None and stop < self.n:
+                word = int(np.searchsorted(words, stop, side="right")) - 1
+                if word >= 0 and words[word] > at:
+                    stop = int(words[word])
             while next_forced < forced.size and forced[next_forced] <= at:
                 next_forced += 1
             if next_forced < forced.size:

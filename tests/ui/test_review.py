@@ -257,7 +257,7 @@ async def test_escape_stops_a_branch_and_keeps_what_came(tmp_path: Path) -> None
         await driver.until(lambda: "2 tokens" in driver.text)
         await driver.press("escape")
         await driver.until(lambda: "stopped" in driver.text)
-        assert "stopped (+ continues)" in driver.text
+        assert "stopped, + goes on" in driver.text
         branch = session.recall(Position(0, 10), 0)["R·r"]
         assert branch.ids == [0, 1]
         assert not branch.complete
@@ -300,7 +300,7 @@ async def test_plus_continues_a_branch_that_was_cut_by_its_length(tmp_path: Path
     ref, _ = add_engines(session, lambda p: [0, 1, 2, 4, 7, 8], lambda p: [0, 2])
     async with running(session, config=Config(branch_tokens=2)) as driver:
         await driver.press("b")
-        await driver.until(lambda: "cut at its length" in driver.text)
+        await driver.until(lambda: "limit, + goes on" in driver.text)
         assert session.recall(Position(0, 10), 0)["R·r"].ids == [0, 1]
         await driver.press("+")
         await driver.until(lambda: len(session.recall(Position(0, 10), 0)["R·r"].ids) == 4)
@@ -314,7 +314,7 @@ async def test_malformed_on_an_unfinished_branch_asks_first(tmp_path: Path) -> N
     add_engines(session, lambda p: [0, 1, 2], lambda p: [0, 1, 2])
     async with running(session, config=Config(branch_tokens=2)) as driver:
         await driver.press("b")
-        await driver.until(lambda: "cut at its length" in driver.text)
+        await driver.until(lambda: "limit, + goes on" in driver.text)
         await driver.press("3")
         assert "unfinished" in driver.text
         await driver.press("n")
@@ -323,15 +323,17 @@ async def test_malformed_on_an_unfinished_branch_asks_first(tmp_path: Path) -> N
         await driver.until(lambda: session.label(Position(0, 10), 0))
 
 
-async def test_a_generated_token_shows_its_own_top_n(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", SIZES)
+async def test_a_generated_token_shows_its_own_top_n(tmp_path: Path, size: tuple[int, int]) -> None:
     session = open_review(tmp_path)
     add_engines(session, lambda p: [0, 1, 2], lambda p: [0, 4, 2])
-    async with running(session, (200, 60)) as driver:
+    async with running(session, size) as driver:
         await driver.press("b")
         await driver.until(lambda: "end of turn" in driver.text)
         driver.review.query_one("#left").focus()
         await driver.press("right", "right")
         assert "branch +1" in driver.text
+        assert "90.5" in driver.text
 
 
 async def test_help_and_palette_offer_every_action(tmp_path: Path) -> None:

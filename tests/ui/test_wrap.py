@@ -55,6 +55,26 @@ def test_a_click_finds_the_token_whose_cells_it_hits(
     assert laid.token_at(laid.lines, 0) is None
 
 
+def test_words_stay_whole_where_they_fit() -> None:
+    widths = np.array([4, 3, 3, 5, 9, 9], np.int64)
+    openers = np.array([True, True, False, True, True, False])
+    laid = Wrapped(widths, np.zeros(6, bool), 10, openers)
+    assert [laid.span(line) for line in range(laid.lines)] == [(0, 3), (3, 4), (4, 5), (5, 6)]
+
+
+@given(WIDTHS, st.integers(1, 30), st.integers(0, 2**32))
+def test_words_or_not_every_token_is_laid_once_and_lines_fit(
+    tokens: list[tuple[int, bool]], width: int, seed: int
+) -> None:
+    openers = np.random.default_rng(seed).random(len(tokens)) < 0.4
+    widths = np.array([w for w, _ in tokens], np.int64)
+    breaks = np.array([b for _, b in tokens], bool)
+    laid = Wrapped(widths, breaks, width, openers)
+    spans = [laid.span(line) for line in range(laid.lines)]
+    assert [t for span in spans for t in range(*span)] == list(range(len(tokens)))
+    assert all(stop == first + 1 or widths[first:stop].sum() <= width for first, stop in spans)
+
+
 def test_no_tokens_is_no_line() -> None:
     laid = wrapped([], 10)
     assert laid.lines == 0
