@@ -195,7 +195,8 @@ def _checked_keys(value: Any) -> dict[str, str]:
     for action, keys in value.items():
         if not isinstance(keys, str) or not all(key.strip() for key in keys.split(",")):
             raise ConfigError(
-                f'[keys] {_bare(action)} must be keys in quotes, as "b" or "b,ctrl+b", not {_short(keys)}'
+                f'[keys] {_bare(action)} must be keys in quotes, as "b" or "b,ctrl+b", '
+                f"not {_short(keys)}"
             )
     return {
         action: ",".join(key.strip() for key in keys.split(",")) for action, keys in value.items()

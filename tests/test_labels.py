@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -443,3 +445,28 @@ def test_any_sequence_of_actions_is_what_a_simple_model_says(
 def test_a_folder_that_is_not_there_is_named_at_open(path: Path) -> None:
     with pytest.raises(LabelFileError, match=r"there is no folder .*nowhere.*--labels FILE"):
         open_store(path.parent / "nowhere" / "x.labels.json")
+
+
+def test_the_documentation_has_the_classes_and_members_as_they_are(path: Path) -> None:
+    text = (DOCS / "labels.md").read_text()
+    for entry in TAXONOMY:
+        row = f"| `{entry.key}` | `{entry.id}` | {entry.name} | {entry.definition} |"
+        assert row in text
+    store = open_store(path)
+    store.set(HERE, "q5_0", "recovers", evidence(), [branch(1)])
+    data = json.loads(path.read_text())
+    [label] = data["labels"]
+    names = [*data, *label, *label["branches"][0], *data["recordings"]["ref"]]
+    assert [name for name in names if f"`{name}`" not in text] == []
+    bare = [name for name in label["evidence"] if not name.endswith("_text")]
+    assert [name for name in bare if f"`{name}" not in text] == []
+
+
+@pytest.mark.skipif(shutil.which("sha256sum") is None, reason="this system has no sha256sum")
+def test_the_documented_checksum_can_be_had_with_two_common_tools(path: Path) -> None:
+    open_store(path).set(HERE, "q5_0", "recovers", evidence())
+    command = """sed '/^"checksum"/,$d' "$1" | sha256sum"""
+    done = subprocess.run(
+        ["sh", "-c", command, "sh", path], capture_output=True, text=True, check=True
+    )
+    assert json.loads(path.read_text())["checksum"] == f"sha256:{done.stdout.split()[0]}"
