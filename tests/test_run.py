@@ -170,7 +170,8 @@ def test_what_is_written_is_read(plan: Plan, compress: bool) -> None:
         with opened(tmp / "run") as run:
             assert run.problems == ()
             assert contents(run) == plan.expected()
-            assert list(run.check())[-1:] == [len(plan.positions)][: len(plan.positions)]
+            assert run.whole
+            assert run.survey().total() == sum(at is None for _, at in plan.positions)
 
 
 def test_a_run_says_what_the_kld_file_says_that_it_was_made_from(
@@ -207,8 +208,9 @@ def test_a_run_says_what_the_kld_file_says_that_it_was_made_from(
 def test_numbers_have_no_more_digits_than_float32_needs(tmp_path: Path) -> None:
     with RunWriter.create(tmp_path / "run", n_ctx=4, n_vocab=20) as writer:
         writer.chunk([7, 8, 9, 10])
-        writer.position(AT, [(4, float(np.float32(-0.1)))])
-    assert '"top":[[4,-0.1]]' in (tmp_path / "run").read_text()
+        writer.position(AT, [(10, float(np.float32(-0.1)))])
+    line = (tmp_path / "run").read_text().splitlines()[-1]
+    assert line == '{"chunk":0,"t":3,"token":10,"logp":-0.1,"top":[[10,-0.1]]}'
 
 
 def test_the_best_come_first_whatever_their_order_in_the_file(tmp_path: Path) -> None:
@@ -332,6 +334,7 @@ def test_nan_logits_make_an_invalid_position(top: str, reason: Invalid, tmp_path
     with opened(small_run(tmp_path / "run", line)) as run:
         row = run.row(AT)
         assert run.records == 1
+        assert run.survey() == {reason: 1}
     assert row is not None
     assert row.invalid == reason
     assert row.logp(4) is None
@@ -477,6 +480,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     with opened(path) as run:
         assert run.shape.n_chunk == 1
         assert (run.records, run.records_expected) == (1, 2)
+        assert not run.whole
         assert run.problems == (
             "holds 1 of 2 chunks",
             "holds 1 of 2 positions",
@@ -549,6 +553,7 @@ def test_any_cut_of_a_plain_run_leaves_its_whole_lines(plan: Plan, data: st.Data
         with opened(tmp / "cut") as run:
             assert contents(run) == contents_of(tmp / "lines")
             assert any("is cut" in p for p in run.problems) == (cut > kept)
+            assert not (run.whole and cut > kept)
 
 
 @any_run
@@ -566,7 +571,8 @@ def test_any_cut_of_a_gzip_run_leaves_its_whole_members(plan: Plan, data: st.Dat
             return
         assert is_part(part, plan.expected())
         with opened(tmp / "cut") as run:
-            assert run.problems or part == plan.expected()
+            assert part == plan.expected() or (run.problems and not run.whole)
+            assert not (run.problems and run.whole)
 
 
 def first_member(data: bytes) -> int:
@@ -676,12 +682,19 @@ def test_a_gzip_run_is_on_disk_member_by_member(
 
 
 def test_members_of_another_programs_making_are_read_and_gone_on_with(tmp_path: Path) -> None:
-    """They may end in mid-line, and be followed by zeros."""
+    """They may end in mid-line, or with half a line, and be followed by zeros."""
     text = small_run(tmp_path / "plain", POSITION, n_positions=2).read_bytes()
     path = tmp_path / "run"
     path.write_bytes(gzip.compress(text[:130]) + gzip.compress(text[130:]) + bytes(50))
     with RunWriter.append(path) as writer:
         writer.position(Position(0, 2), [(4, -0.5)])
+    with opened(path) as run:
+        assert (run.records, run.problems) == (2, ())
+    assert bytes(50) not in path.read_bytes()
+    path.write_bytes(gzip.compress(text[:130]) + gzip.compress(text[130:-9]))
+    with RunWriter.append(path) as writer:
+        writer.position(Position(0, 2), [(4, -0.5)])
+        writer.position(AT, [(4, -0.5)])
     with opened(path) as run:
         assert (run.records, run.problems) == (2, ())
 

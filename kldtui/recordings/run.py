@@ -11,6 +11,7 @@ read and checked when they are asked for, so that a long run opens at once and s
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,13 @@ from kldtui.recordings.base import Scratch, StreamShape
 from kldtui.recordings.run_lines import Chunk, LineError, PositionLine
 from kldtui.recordings.run_scan import is_run, scan
 from kldtui.recordings.run_text import open_text
-from kldtui.rows import TopRow, TopRows
+from kldtui.rows import Invalid, TopRow, TopRows
 
 __all__ = ["RunRecording", "is_run", "open_run"]
 
 _READ_AT_ONCE = 1 << 22
 _GAP = 1 << 12
-_CHECK_ROWS = 512
+_SURVEY_ROWS = 512
 
 
 def open_run(path: Path | str) -> RunRecording:
@@ -62,6 +63,8 @@ class RunRecording:
         self._lines = found.lines
         self.pieces: dict[int, bytes] = found.pieces
         self.problems = found.problems
+        self.whole = found.whole
+        """Whether nothing is known to be missing: no cut end, all chunks and positions there."""
 
     # -- what the file says ----------------------------------------------------------------------
 
@@ -103,7 +106,7 @@ class RunRecording:
 
     @property
     def records_expected(self) -> int:
-        """The header's n_positions; where it has none, as many as there are."""
+        """The header's n_positions; where it has none, as many as there are (see `whole`)."""
         expected = self._header.n_positions
         return self.records if expected is None else expected
 
@@ -163,16 +166,15 @@ class RunRecording:
         """The KLD to its reference that the writer measured (nats), NaN where it stored none."""
         return np.array([line.kld for line in self._parse(chunk, start, stop)], np.float32)
 
-    def check(self) -> Iterator[int]:
-        """Read every position, yielding how many were; raises as `rows` at the first bad line."""
-        done = 0
+    def survey(self) -> Counter[Invalid]:
+        """How many positions cannot be used, by reason. Reads every line; raises as `rows`."""
+        counts: Counter[Invalid] = Counter()
         for chunk in range(len(self._chunks)):
             held = self.scored(chunk).size
-            for start in range(0, held, _CHECK_ROWS):
-                stop = min(held, start + _CHECK_ROWS)
-                self._parse(chunk, start, stop)
-                done += stop - start
-                yield done
+            for start in range(0, held, _SURVEY_ROWS):
+                lines = self._parse(chunk, start, min(held, start + _SURVEY_ROWS))
+                counts.update(line.invalid for line in lines if line.invalid)
+        return counts
 
     def close(self) -> None:
         self._text.file.close()

@@ -59,6 +59,8 @@ class Found:
     lines: Lines
     pieces: dict[int, bytes]
     problems: tuple[str, ...]
+    whole: bool
+    """Whether nothing is known to be missing."""
     kept: int
     """Bytes of text up to the end of the last whole line."""
     cut: int
@@ -212,6 +214,12 @@ class _Scan:
             lines=lines,
             pieces=self._pieces,
             problems=problems,
+            whole=not (
+                self._cut
+                or self._text.cut
+                or len(self._chunks) < (self._header.n_chunk or 0)
+                or len(lines) < (self._header.n_positions or 0)
+            ),
             kept=self._kept,
             cut=self._cut,
             terminated=self._terminated,

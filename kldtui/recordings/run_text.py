@@ -222,8 +222,6 @@ class GzipText:
         while wanted:
             data = self.file.read(at, _INPUT)
             if inflate.eof:
-                if first_pass:
-                    self.end = at
                 padding = len(data) - len(data.lstrip(b"\0"))
                 at += padding
                 data = data[padding:]
@@ -244,6 +242,8 @@ class GzipText:
             at += len(data) - len(inflate.unused_data if inflate.eof else inflate.unconsumed_tail)
             parts.append(part)
             wanted -= len(part)
+            if inflate.eof and first_pass:
+                self.end = at
             if not data and not part and not inflate.eof:
                 self.cut = self.cut or first_pass
                 break
