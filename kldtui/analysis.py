@@ -10,6 +10,7 @@ are a tie where one of them has several members.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from typing import Any
@@ -92,6 +93,12 @@ PAIR_DTYPE = np.dtype(
 """One pair of rows: model first, token second (`ref_p_quant` is the reference's log p of the
 quant token); log p and KLD in nats, NaN where unknown; rank 0 where unknown."""
 
+_OF_BOTH = (
+    *("kind", "bounds", "kld", "ref_p_quant", "quant_p_ref"),
+    *("ref_rank_quant", "quant_rank_ref"),
+)
+"""What of a pair means nothing without the reference's row."""
+
 Columns = NDArray[Any]
 """A structured array of REF_DTYPE or PAIR_DTYPE."""
 
@@ -153,7 +160,8 @@ def analyse_ref(rows: Rows, stream: NDArray[np.int32]) -> RefBlock:
             (_mass_is_strange(rows, i, heavy[i]) for i in range(len(rows))), bool, len(rows)
         )
         out["bounds"] = Bound.REF_STREAM * bound + Bound.MASS * strange
-        out["state"] = np.where(rows.invalid == 0, State.SCORED, State.INVALID)
+    _forget(out, rows.invalid != 0, REF_DTYPE.names or ())
+    out["state"] = np.where(rows.invalid == 0, State.SCORED, State.INVALID)
     return RefBlock(rows, stream, out, tops, heavy)
 
 
@@ -187,8 +195,25 @@ def analyse_pair(ref: RefBlock, quant: Rows) -> Columns:
             + Bound.KLD * partial
             + Bound.MASS * strange
         )
-        out["state"] = np.where(valid, State.SCORED, State.INVALID)
+    _forget(out, quant.invalid != 0, PAIR_DTYPE.names or ())
+    _forget(out, ref.rows.invalid != 0, _OF_BOTH)
+    out["state"] = np.where(valid, State.SCORED, State.INVALID)
     return out
+
+
+def missing_pair() -> Columns:
+    """The PAIR_DTYPE entry of a position that the quant did not record."""
+    out = np.zeros(1, PAIR_DTYPE)
+    _forget(out, np.ones(1, bool), PAIR_DTYPE.names or ())
+    out["state"] = State.MISSING
+    return out[0]  # type: ignore[no-any-return]
+
+
+def _forget(out: Columns, where: NDArray[np.bool_], names: Sequence[str]) -> None:
+    """Put NaN, id -1, rank 0 and no flags where a row gave nothing."""
+    for name in names:
+        unknown: float = -1 if name.endswith("_id") else 0
+        out[name][where] = np.nan if out[name].dtype.kind == "f" else unknown
 
 
 # -- single quantities, for full and top-N rows --------------------------------------------------

@@ -28,6 +28,7 @@ from kldtui.analysis import (
     State,
     analyse_pair,
     analyse_ref,
+    missing_pair,
 )
 from kldtui.errors import StreamMismatch
 from kldtui.position import Position
@@ -229,8 +230,7 @@ class Index:
         _, mine, theirs = np.intersect1d(ts, held, assume_unique=True, return_indices=True)
         missing = np.ones(len(ts), bool)
         missing[mine] = False
-        for i in np.flatnonzero(missing):
-            pair[first + i] = _missing_entry()
+        pair[first + np.flatnonzero(missing)] = missing_pair()
         for a, b in _runs(mine, theirs):
             rows = quant.rows(chunk, int(theirs[a]), int(theirs[b - 1]) + 1, scratch)
             at = int(mine[a])
@@ -245,16 +245,6 @@ def _store(columns: Columns, first: int, new: Columns) -> None:
     pending["state"] = where["state"]
     where[:] = pending
     where["state"] = state
-
-
-def _missing_entry() -> Columns:
-    entry = np.zeros((), PAIR_DTYPE)
-    entry["state"] = State.MISSING
-    entry["quant_id"] = -1
-    for name in PAIR_DTYPE.names or ():
-        if PAIR_DTYPE[name].kind == "f":
-            entry[name] = np.nan
-    return entry
 
 
 def _runs(mine: NDArray[np.int64], theirs: NDArray[np.int64]) -> list[tuple[int, int]]:
@@ -274,8 +264,5 @@ def _notes(ref: Recording, quant: Recording, common: int) -> list[str]:
     elif quant.shape.n_chunk != common:
         notes.append(f"compared over {common} of the quant's {quant.shape.n_chunk} chunks")
     for name, recording in ((ref.path.name, ref), (quant.path.name, quant)):
-        if recording.records < recording.records_expected:
-            notes.append(
-                f"{name} holds {recording.records:,} of {recording.records_expected:,} records"
-            )
+        notes += [f"{name}: {problem}" for problem in recording.problems]
     return notes

@@ -277,6 +277,33 @@ def kldtui(*args: str | Path, **more: Any) -> subprocess.Popen[str]:
     )
 
 
+def test_a_terminal_without_our_glyphs_still_gets_everything(smollm2: Path) -> None:
+    env = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    args: Args = [smollm2 / "ref.kld", "--quant", smollm2 / "q5_0.kld"]
+    for more in (["stats"], ["flips"], ["flips", "--json"]):
+        out, err = kldtui(*more, *args, env=env, encoding="latin-1").communicate(timeout=60)
+        assert err == ""
+        assert "\\u2192" in out or "\\u0394p" in out or out.startswith("[")
+    assert json.loads(out)[0]["ref_text"] == " Life"
+
+
+def test_names_never_reach_the_terminal_raw(tmp_path: Path) -> None:
+    stream = make_stream(3, 8, 16)
+    path = write_kld(tmp_path / "evil\x1b]0;x\x07.kld", stream, make_logits(stream))
+    for command in ("stats", "flips"):
+        result = run(command, path, "--quant", path)
+        assert result.exit_code == 0
+        assert "\x1b" not in result.output
+        assert "\x07" not in result.output
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    result = run("inspect", tmp_path / "pipe")
+    assert result.exit_code == 2
+    assert "no regular file" in result.stderr
+
+
 def test_a_reader_that_goes_away_is_no_traceback(pair: tuple[Path, Path]) -> None:
     read, write = os.pipe()
     os.close(read)

@@ -159,7 +159,7 @@ def test_a_cut_quant_is_compared_over_its_whole_records(tmp_path: Path) -> None:
     index = scanned(ref, open_recording(tmp_path / "quant.kld"))
     assert (index.pairs[0]["state"] == State.SCORED).sum() == 4
     assert (index.pairs[0]["state"] == State.MISSING).sum() == 5
-    assert index.notes == [["quant.kld holds 4 of 9 records"]]
+    assert index.notes[0][0].startswith("quant.kld: holds 4 of 9 records")
 
 
 def test_a_reference_without_records_has_no_positions(tmp_path: Path) -> None:
@@ -201,6 +201,9 @@ def test_odd_records_are_counted_and_never_a_flip(tmp_path: Path) -> None:
     kinds = index.pairs[0]["kind"][np.array(states) == scored]
     assert kinds.tolist() == [Kind.ROOT, Kind.TIE, Kind.TIE]
     assert index.ref["state"].tolist() == [scored, invalid, scored, invalid, scored, scored, scored]
+    assert index.ref["ref_id"][[1, 3]].tolist() == [-1, -1]
+    assert index.pairs[0]["quant_id"].tolist() == [1, 1, -1, 1, -1, 1, 1]
+    assert np.isnan(index.pairs[0]["kld"]).tolist() == [state == invalid for state in states]
 
 
 @pytest.mark.parametrize("bit", range(64))
@@ -360,4 +363,3 @@ def test_positions_a_run_left_out_are_missing(tmp_path: Path) -> None:
     assert np.flatnonzero(missing).tolist() == [1, 3, 4, 5, 8]
     assert (index.pairs[0]["quant_id"][~missing] == exact["quant_id"][~missing]).all()
     assert np.isnan(index.pairs[0]["kld"][missing]).all()
-    assert index.notes == [["memory.gguf-run holds 4 of 9 records"]]

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import io
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +106,9 @@ def cli() -> None:
 
 def main() -> None:
     """The `kldtui` command. Exits with 2 on an error that one line can explain."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without our glyphs
     try:
         cli(prog_name="kldtui")
     except BrokenPipeError:

@@ -78,8 +78,7 @@ def stats(
     for i, (name, each) in enumerate(found):
         if i:
             click.echo()
-        click.echo(safe(f"{name} against {ref.name}"))
-        click.echo()
+        click.echo(f"{safe(name)} against {safe(ref.name)}\n")
         click.echo(format_stats(each, null))
 
 
@@ -232,4 +231,5 @@ def _duration(seconds: float) -> str:
 
 
 def _print_json(value: Any) -> None:
-    click.echo(json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2))
+    ascii_only = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    click.echo(json.dumps(value, ensure_ascii=ascii_only, allow_nan=False, indent=2))

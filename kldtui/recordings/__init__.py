@@ -60,7 +60,9 @@ def describe(path: Path | str) -> Description:
     header = parse_header(head)
     if header is not None:
         return describe_kld(path, header)
-    recording = open_recording(path)
+    if not is_run(head):
+        raise _refusal(path, head)
+    recording = open_run(path)
     try:
         shape = recording.shape
         return Description(
@@ -71,7 +73,7 @@ def describe(path: Path | str) -> Description:
             shape.n_chunk,
             recording.records,
             recording.records_expected,
-            recording.records == recording.records_expected,
+            recording.whole,
             recording.problems,
         )
     finally:
@@ -100,6 +102,8 @@ def _refusal(path: Path, head: bytes) -> RecordingError:
 def _head(path: Path) -> bytes:
     if path.is_dir():
         raise RecordingError(f"{path}: is a folder, not a recording")
+    if path.exists() and not path.is_file():
+        raise RecordingError(f"{path}: is no regular file; recordings are read in any order")
     try:
         with path.open("rb") as file:
             return file.read(_HEAD_BYTES)

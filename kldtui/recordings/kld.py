@@ -38,6 +38,7 @@ MAGICS = {b"_logits_": 1, b"_logits2": 2}
 HEADER_BYTES = 20
 _MAX_LOGP = 80.0
 """A record whose best log p could pass this cannot be exponentiated in float32."""
+_TOKENS_AT_ONCE = 1 << 18
 _PROBES = 16
 _PROBE_BYTES = 64
 
@@ -340,11 +341,14 @@ class KldRecording:
     def _tokens_outside(self) -> tuple[int, Position] | None:
         """How many token ids are no ids of the vocabulary, and where the first is."""
         count, first = 0, None
-        for chunk in range(self.shape.n_chunk):
-            tokens = self.tokens(chunk)
+        total = self.shape.n_chunk * self.shape.n_ctx
+        block = np.empty(min(total, _TOKENS_AT_ONCE), "<i4")
+        for start in range(0, total, _TOKENS_AT_ONCE):
+            tokens = block[: total - start]
+            self._read(tokens.data.cast("B"), HEADER_BYTES + 4 * start)
             bad = np.flatnonzero((tokens < 0) | (tokens >= self.shape.n_vocab))
             if bad.size:
-                first = first or Position(chunk, int(bad[0]))
+                first = first or Position(*divmod(start + int(bad[0]), self.shape.n_ctx))
                 count += bad.size
         return None if first is None else (count, first)
 

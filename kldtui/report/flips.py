@@ -16,7 +16,7 @@ import numpy as np
 from kldtui.index import Bound, Index, Kind, State
 from kldtui.report.stats import finite
 from kldtui.roots import RootQuery, Sort, Thresholds, select
-from kldtui.vocab import Vocabulary
+from kldtui.vocab import Vocabulary, safe
 
 _KINDS = {Kind.AGREE: "agree", Kind.ROOT: "root", Kind.TIE: "tie"}
 
@@ -163,7 +163,7 @@ def format_flips(rows: Iterable[FlipRow], vocab: Vocabulary) -> list[str]:
         lines.append(
             f"{f'c{row.chunk}:t{row.t}':<12} {tokens}{pad} {np.exp(row.ref_p_ref):7.4f} "
             f"{np.exp(row.ref_p_quant):7.4f} {cost:>8} {row.margin:8.4f} {kld:>9}  "
-            f"{row.quant}{near}"
+            f"{safe(row.quant)}{near}"
         )
     return lines
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from kldtui.report.stats import Estimate, PairStats, Sample, Totals
+from kldtui.vocab import safe
 
 NO_FLOOR = (
     "not measured; record the reference's own model once more with another micro-batch "
@@ -156,7 +157,9 @@ def _counts(stats: PairStats, floor: PairStats | None) -> list[str]:
             f"Floor     : {floor.roots:,} roots of {floor.positions:,} positions, "
             f"{least}{floor.kld.mean.value:.6f}: what arithmetic alone does"
         )
-    lines += [f"Note      : {note}" for note in stats.notes]
+    lines += [f"Note      : {safe(note)}" for note in stats.notes]
+    if floor is not None:
+        lines += [f"Note      : the floor: {safe(note)}" for note in floor.notes]
     if not stats.complete:
         lines.append("Note      : the scan is not complete")
     return lines
