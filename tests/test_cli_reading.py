@@ -71,6 +71,7 @@ def test_a_measured_floor_sets_the_near_tie(smollm2: Path) -> None:
     found = run_json("stats", *args, *floor)
     assert len(found) == 1, "the floor is not a quant"
     assert found[0]["near_tie"] == pytest.approx(0.2177, abs=1e-3)
+    assert found[0]["near_tie_source"] == "floor"
     assert found[0]["floor"]["roots"] == 7
     assert run_json("stats", *args, *floor, "--near-tie", "0.5")[0]["near_tie"] == 0.5
     text = run("stats", *args, *floor).output
@@ -219,7 +220,7 @@ def test_inspect_says_what_is_wrong(tmp_path: Path) -> None:
     path = write_kld(tmp_path / "x.kld", stream, records=records)
     found = run_json("inspect", path)
     assert found["complete"]
-    assert found["problems"] == ["1 records cannot be used: 1 NaN logits"]
+    assert found["problems"] == ["1 record cannot be used: 1 NaN logits"]
     cut(path, stream.data_offset + 4 * stream.record_bytes + 6)
     found = run_json("inspect", path)
     assert (found["records"], found["records_expected"], found["complete"]) == (4, 9, False)

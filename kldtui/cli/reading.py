@@ -176,7 +176,7 @@ class _Pair:
         if self._floor:
             measured = near_tie_from_floor(self.index, len(self.names))
             if not math.isnan(measured):
-                return Thresholds(measured, "the floor's 99th percentile")
+                return Thresholds(measured, "floor")
         return Thresholds()
 
     def stream_id(self, position: Position) -> int:

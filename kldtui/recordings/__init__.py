@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kldtui.errors import NotARecording, RecordingError, UnsupportedRecording
 from kldtui.recordings.base import Recording, Scratch, StreamShape
-from kldtui.recordings.describe import Description, describe_kld
+from kldtui.recordings.describe import Description, describe_kld, describe_run
 from kldtui.recordings.kld import KldRecording, parse_header
 from kldtui.recordings.named import name_files, split_named
 from kldtui.recordings.run import is_run, open_run
@@ -60,24 +60,9 @@ def describe(path: Path | str) -> Description:
     header = parse_header(head)
     if header is not None:
         return describe_kld(path, header)
-    if not is_run(head):
-        raise _refusal(path, head)
-    recording = open_run(path)
-    try:
-        shape = recording.shape
-        return Description(
-            recording.format,
-            recording.version,
-            shape.n_ctx,
-            shape.n_vocab,
-            shape.n_chunk,
-            recording.records,
-            recording.records_expected,
-            recording.whole,
-            recording.problems,
-        )
-    finally:
-        recording.close()
+    if is_run(head):
+        return describe_run(path)
+    raise _refusal(path, head)
 
 
 def _refusal(path: Path, head: bytes) -> RecordingError:

@@ -1,6 +1,6 @@
 """What a recording holds and what is wrong with it, even where it cannot be opened.
 
-Knows: that a `.kld` file says something of itself however damaged it is.
+Knows: what the formats say of themselves; a `.kld` file does so however damaged it is.
 Must not know: how a record is decoded, or what is done with rows.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 
 from kldtui.errors import DamagedRecording
 from kldtui.recordings.kld import KldHeader, KldRecording
+from kldtui.recordings.run import RunRecording, open_run
 from kldtui.rows import Invalid
 
 
@@ -37,21 +38,33 @@ class Description:
 
 
 def describe_kld(path: Path, header: KldHeader) -> Description:
-    """Describe a `.kld` file whose header has been read. Reads the head of every record."""
-    numbers = (header.n_ctx, header.n_vocab, header.n_chunk)
+    """Describe a `.kld` file whose header has been read, however damaged it is."""
     try:
         recording = KldRecording(path)
     except DamagedRecording as error:
+        numbers = (header.n_ctx, header.n_vocab, header.n_chunk)
         problem = str(error).removeprefix(f"{path}: ")
-        known = None not in numbers and header.is_sane
-        expected = header.records_expected if known else None
+        expected = header.records_expected if header.is_sane else None
         return Description("kld", header.version, *numbers, 0, expected, False, (problem,))
+    return _describe(recording, recording.records == recording.records_expected)
+
+
+def describe_run(path: Path) -> Description:
+    """Describe a run. Raises DamagedRecording where it cannot be opened."""
+    recording = open_run(path)
+    return _describe(recording, recording.whole)
+
+
+def _describe(recording: KldRecording | RunRecording, complete: bool) -> Description:
+    """Close the recording when all of it has been looked at."""
     try:
-        complete = recording.records == recording.records_expected
+        shape = recording.shape
         return Description(
-            "kld",
-            header.version,
-            *numbers,
+            recording.format,
+            recording.version,
+            shape.n_ctx,
+            shape.n_vocab,
+            shape.n_chunk,
             recording.records,
             recording.records_expected,
             complete,
@@ -66,4 +79,5 @@ def _unusable(counts: Counter[Invalid]) -> list[str]:
     if not total:
         return []
     parts = ", ".join(f"{count:,} {reason.words}" for reason, count in sorted(counts.items()))
-    return [f"{total:,} records cannot be used: {parts}"]
+    noun = "record" if total == 1 else "records"
+    return [f"{total:,} {noun} cannot be used: {parts}"]

@@ -16,6 +16,7 @@ NO_FLOOR = (
     "(llama-perplexity … -ub 32) and give that file as --floor"
 )
 _FLOOR_COLUMN = 62
+_SOURCES = {"floor": "the floor's 99th percentile"}
 
 
 def format_stats(stats: PairStats, floor: PairStats | None = None, *, by_chunk: bool = True) -> str:
@@ -129,7 +130,7 @@ def _counts(stats: PairStats, floor: PairStats | None) -> list[str]:
         f"Compared  : {stats.positions:,} of {scope}",
         f"Roots     : {stats.roots:,}  {_share(stats.roots, stats.positions)} by cost {steps}",
         f"Near ties : {stats.near_ties:,}  of the roots: cost < {stats.near_tie:.3g} nat "
-        f"({stats.near_tie_source})",
+        f"({_SOURCES.get(stats.near_tie_source, stats.near_tie_source)})",
         f"Ties      : {stats.ties:,}  not roots: one of the models cannot rank its best",
         f"Moved     : {stats.moved:,}  {moved}",
         f"Invalid   : {stats.invalid:,}",
