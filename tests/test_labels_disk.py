@@ -554,6 +554,14 @@ def test_quants_may_join_and_leave_a_review_without_losing_labels(path: Path) ->
     assert list(json.loads(path.read_text())["recordings"]["quants"]) == ["a", "b", "c"]
 
 
+def test_a_quant_under_another_name_is_told_where_its_labels_are(path: Path) -> None:
+    open_store(path).set(HERE, "q5_0", "recovers", evidence())
+    renamed = ReviewIdentity(review().ref, {"mine": review().quants["q5_0"]})
+    [warning] = open_store(path, identity=renamed).warnings
+    assert "--quant q5_0=FILE" in warning
+    assert open_store(path).warnings == []
+
+
 def test_real_recordings_are_told_apart_and_known_again(smollm2: Path) -> None:
     from kldtui.labels import identity_of
     from kldtui.labels.identity import difference
@@ -641,6 +649,8 @@ def test_what_a_killed_program_left_is_swept_away_later(path: Path) -> None:
     with pytest.raises(Killed):
         relabel(open_store(path, files=FailingFiles(1, None, only=["rename", "unlink"])))
     [left] = left_overs(path)
+    open_store(path).set(HERE, "q5_0", "unsure", evidence())
+    assert left in left_overs(path)
     stranger = path.parent / ".kldtui-000000000000-1-aa.tmp"
     stranger.touch()
     for file in (path.parent / left, stranger):

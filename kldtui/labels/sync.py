@@ -47,6 +47,7 @@ class LabelFile:
         self._extra: dict[str, Any] = {}
         self._seen: disk.Seen | None = None
         self._target = path
+        self._swept = False
         self.branches = BranchFile(branch_path(path), files)
 
     def open(self) -> None:
@@ -123,7 +124,8 @@ class LabelFile:
                 table.unsaved()
         elif seen != self._seen:
             self._take_in()
-        if self._seen is None:
+        if not self._swept:
+            self._swept = True
             disk.sweep(self._target)
         self._seen = disk.replace(self._files, self._target, self._render())
         for table in self._tables():
@@ -166,6 +168,12 @@ class LabelFile:
             kept = "; your labels are kept in memory" if self.labels.changed else ""
             raise LabelFileError(f"{self.path}: {error}; it was left as it is{kept}") from None
         self._same_review(theirs)
+        for name, identity in theirs.quants.items():
+            if (now := self._renamed(name, load(identity))) is not None:
+                self.note(
+                    f"{self.path}: labels of {now!r} under its former name {name!r} are not "
+                    f"shown; --quant {name}=FILE shows them"
+                )
         for warning in theirs.warnings:
             self.note(f"{self.path}: {warning}")
         moved, losers = self.labels.merge(theirs.labels, self._ours_is_later)
@@ -201,6 +209,16 @@ class LabelFile:
                     f"{self.path}: it holds labels of other recordings ({what}: {reason}); name "
                     "another file with --labels FILE"
                 )
+
+    def _renamed(self, name: str, identity: dict[str, Any]) -> str | None:
+        """What a quant of the file that this review does not have is called here, if it is here."""
+        if name in self._identity.quants or not identity.get("rows"):
+            return None
+        for now, ours in self._identity.quants.items():
+            same_model = ours.get("model") == identity.get("model")
+            if same_model and difference(ours, identity) is None:
+                return now
+        return None
 
     def _unwritable(self, error: OSError, path: Path) -> LabelFileError:
         return LabelFileError(
