@@ -16,7 +16,8 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kldtui.labels import LabelStore, ReviewIdentity
+from kldtui.errors import LabelFileError
+from kldtui.labels import LabelStore, ReviewIdentity, branch_path
 from kldtui.labels.disk import Files
 from kldtui.labels.store import utc_now as utc
 from kldtui.position import Position
@@ -171,6 +172,29 @@ def open_store(
 ) -> LabelStore:
     clock = now if now is not None else Clock()
     return LabelStore.open(path, identity or review(), reviewer, files=files, now=clock)
+
+
+def said(path: Path) -> dict[str, str | None]:
+    """What a fresh program reads."""
+    return {f"{r.position} {r.quant}": r.class_id for r in open_store(path).records()}
+
+
+def refusal(act: Callable[[], object]) -> str | None:
+    """The one line of a LabelFileError, or None if all went well."""
+    try:
+        act()
+    except LabelFileError as error:
+        words = str(error)
+    else:
+        return None
+    assert "\n" not in words
+    return words
+
+
+def left_overs(path: Path) -> list[str]:
+    """Names in the folder that are not of the two label files."""
+    known = {path.name, branch_path(path).name}
+    return [p.name for p in path.parent.iterdir() if p.name not in known]
 
 
 class Killed(BaseException):
