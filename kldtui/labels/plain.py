@@ -60,7 +60,9 @@ def dump(value: Any) -> bytes:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError):
         text = json.dumps(plain(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return _ESCAPED.sub(_escape, text).encode()
+    if not text.isascii() or "\x7f" in text:
+        text = _ESCAPED.sub(_escape, text)
+    return text.encode()
 
 
 def _refuse(name: str) -> NoReturn:
