@@ -10,11 +10,30 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from kldtui.engines.base import Engine, EngineInfo, Finish, Reason, Token, Top, wait_ready
+from kldtui.engines.base import (
+    Capabilities,
+    Engine,
+    EngineInfo,
+    Finish,
+    Reason,
+    Token,
+    Top,
+    wait_ready,
+)
 from kldtui.engines.llama_server import LlamaServer
 from kldtui.errors import EngineError
 
-__all__ = ["Engine", "EngineInfo", "Finish", "Reason", "Token", "Top", "open_engine", "wait_ready"]
+__all__ = [
+    "Capabilities",
+    "Engine",
+    "EngineInfo",
+    "Finish",
+    "Reason",
+    "Token",
+    "Top",
+    "open_engine",
+    "wait_ready",
+]
 
 _VARIABLES = {"ref": "KLDTUI_REF_API_KEY", "quant": "KLDTUI_QUANT_API_KEY"}
 _FOR_BOTH = "KLDTUI_API_KEY"

@@ -55,6 +55,24 @@ class EngineInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a server can do, and in `notes` what it cannot and why, a line each.
+
+    takes_ids: a prefix goes to it as ids, never as text. returns_ids: it says which ids it
+    generated. top_n_limit: the most candidates it gives for a position, None for any number.
+    streams_probabilities: tokens arrive with theirs one by one, not in steps or at the end.
+    cache_switch: one request can forbid the reuse of what was computed before.
+    """
+
+    takes_ids: bool
+    returns_ids: bool
+    top_n_limit: int | None
+    streams_probabilities: bool
+    cache_switch: bool
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Token:
     """One generated token.
 
@@ -93,6 +111,10 @@ class Engine(Protocol):
     @property
     def info(self) -> EngineInfo | None:
         """What `connect` learned; None before."""
+
+    @property
+    def capabilities(self) -> Capabilities | None:
+        """What this server can do; None while it is not known what server it is."""
 
     @property
     def settings(self) -> dict[str, Any]:

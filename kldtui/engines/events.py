@@ -13,6 +13,9 @@ from typing import Any
 
 from kldtui.errors import EngineBroke
 
+LONGEST = 64 << 20
+"""Bytes of one event: the whole vocabulary's top list fits, an endless line does not."""
+
 
 class EventReader:
     """Server-sent events out of bytes that arrive cut anywhere.
@@ -26,7 +29,10 @@ class EventReader:
         self._data: list[str] = []
 
     def feed(self, chunk: bytes) -> Iterator[dict[str, Any]]:
-        """The events that became whole with `chunk`. Raises EngineBroke for what is no JSON."""
+        """The events that became whole with `chunk`.
+
+        Raises EngineBroke for what is no JSON, and for an event that does not end.
+        """
         self._rest += chunk
         while (end := self._rest.find(b"\n")) >= 0:
             line = self._rest[:end].decode("utf-8", "replace").removesuffix("\r")
@@ -37,6 +43,8 @@ class EventReader:
                 field, _, value = line.partition(":")
                 value = value.removeprefix(" ")
                 self._data.append(value if field == "data" else f'{{"error":{value}}}')
+        if len(self._rest) > LONGEST:
+            raise EngineBroke("it sent an event without end")
 
     def close(self) -> Iterator[dict[str, Any]]:
         """The event that was not followed by an empty line, if there is one and it is whole."""

@@ -1,13 +1,15 @@
 """HTTP with one server: whom to ask, and every way it can fail, by name and without secrets.
 
-Knows: URLs, API keys, httpx, the `{"error": …}` objects of llama-server, server-sent events.
+Knows: URLs, API keys, httpx, the objects in which servers say what is wrong, server-sent events.
 Must not know: what is asked, tokens, models.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -28,10 +30,18 @@ from kldtui.errors import (
 
 CONNECT_SECONDS = 5.0
 PROBE_SECONDS = 15.0
+"""For the whole of a short answer, however slowly it trickles in."""
 ANSWER_SECONDS = 600.0
 """A long prefix on a slow machine is silent for minutes before its first token."""
+TOTAL_FACTOR = 6
+"""A whole unstreamed answer may take this many times `ANSWER_SECONDS`; a stream may go on."""
 
 _WORDS_KEPT = 300
+_NO_ROOM = re.compile(
+    r"maximum context length|model's context length|maximum model length|max_model_len"
+    r"|exceeds? the (available )?context|too long to fit",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +102,19 @@ class Http:
         key_hint: str = "KLDTUI_API_KEY",
         transport: httpx.AsyncBaseTransport | None = None,
         answer_seconds: float = ANSWER_SECONDS,
+        probe_seconds: float = PROBE_SECONDS,
+        context_option: str = "-c",
     ) -> None:
+        """answer_seconds: the longest silence in an answer; a whole unstreamed one may take six
+        times as long. probe_seconds: the longest that anything short may take. context_option:
+        what this kind of server is started with for more context."""
         self.address = address
         self._secrets = [secret for secret in (api_key, address.password) if secret]
         self._key_hint = key_hint
+        self._context_option = context_option
         self._answer = httpx.Timeout(answer_seconds, connect=CONNECT_SECONDS)
+        self._answer_total = answer_seconds * TOTAL_FACTOR
+        self._probe_total = probe_seconds
         auth = None
         headers = {}
         if api_key:
@@ -106,7 +124,7 @@ class Http:
         self._client = httpx.AsyncClient(
             headers=headers,
             auth=auth,
-            timeout=httpx.Timeout(PROBE_SECONDS, connect=CONNECT_SECONDS),
+            timeout=httpx.Timeout(probe_seconds, connect=CONNECT_SECONDS),
             limits=httpx.Limits(max_keepalive_connections=0),
             follow_redirects=False,
             trust_env=False,
@@ -135,25 +153,40 @@ class Http:
 
         Raises EngineUnreachable, and what a redirect, 401, 403 or 503 means.
         """
-        with self._faults():
-            answer = await self._client.get(self.url(path), params=self.address.query)
-        if answer.status_code in (401, 403, 503) or 300 <= answer.status_code < 400:
+        answer = await self._get(path)
+        if answer.status_code in (401, 403, 503):
             self.refuse(answer.status_code, answer.content, answer.headers)
         return answer.status_code, _json(answer.content), answer.headers
+
+    async def peek(self, path: str) -> httpx.Response:
+        """The answer to a GET, whatever its status: for who does not know yet whom it asks.
+
+        Raises EngineUnreachable, and EngineRefused for a redirect, which is not followed.
+        """
+        return await self._get(path)
+
+    async def _get(self, path: str) -> httpx.Response:
+        with self._faults():
+            async with asyncio.timeout(self._probe_total):
+                answer = await self._client.get(self.url(path), params=self.address.query)
+        if 300 <= answer.status_code < 400:
+            self.refuse(answer.status_code, answer.content, answer.headers)
+        return answer
 
     async def post(self, path: str, body: dict[str, Any], *, patient: bool = False) -> Any:
         """The decoded answer to `body`. Raises an EngineError for anything but success."""
         timeout = self._answer if patient else httpx.USE_CLIENT_DEFAULT
         with self._faults():
-            answer = await self._client.post(
-                self.url(path), json=self._addressed(body), timeout=timeout
-            )
+            async with asyncio.timeout(self._answer_total if patient else self._probe_total):
+                answer = await self._client.post(
+                    self.url(path), json=self._addressed(body), timeout=timeout
+                )
         if answer.status_code != 200:
             self.refuse(answer.status_code, answer.content, answer.headers)
         data = _json(answer.content)
         if data is None:
             raise self.error(EngineBroke, f"{path}: it sent what is no JSON")
-        if isinstance(data, dict) and "error" in data:
+        if _is_fault(data):
             self.refuse(200, answer.content, answer.headers)
         return data
 
@@ -177,7 +210,7 @@ class Http:
                     yield self._checked(event, answer)
 
     def _checked(self, event: dict[str, Any], answer: httpx.Response) -> dict[str, Any]:
-        if "error" in event:
+        if _is_fault(event):
             self.refuse(200, json.dumps(event).encode(), answer.headers)
         return event
 
@@ -193,22 +226,13 @@ class Http:
             raise self.error(
                 EngineRefused, f"it redirects to {target or 'nowhere'}; give the URL itself"
             )
-        data = _json(content)
-        fault = data.get("error") if isinstance(data, dict) else None
-        words, kind, code = "", "", status
-        if isinstance(fault, dict):
-            words, kind = str(fault.get("message") or ""), str(fault.get("type") or "")
-            if isinstance(fault.get("code"), int):
-                code = fault["code"]
-        elif fault is not None:
-            words = str(fault)
-        else:
-            words = content[:_WORDS_KEPT].decode("utf-8", "replace")
+        words, kind, code = _fault(content, status)
         said = f"it says {words!r}" if words else f"it answers HTTP {code} without words"
-        if kind == "exceed_context_size_error":
+        if kind == "exceed_context_size_error" or _NO_ROOM.search(words):
             raise self.error(
                 ContextExceeded,
-                f"{said}; start it with a larger context (-c), or branch earlier in the chunk",
+                f"{said}; start it with a larger context ({self._context_option}), "
+                "or branch earlier in the chunk",
             )
         if code in (401, 403):
             hint = f"{said}; set {self._key_hint} to its API key"
@@ -229,7 +253,7 @@ class Http:
             raise self.error(
                 EngineUnreachable, f"nothing answers there ({error}); is the server running?"
             ) from None
-        except httpx.TimeoutException:
+        except (httpx.TimeoutException, TimeoutError):
             raise self.error(
                 EngineBroke if started else EngineUnreachable, "it has stopped answering"
             ) from None
@@ -246,3 +270,34 @@ def _json(content: bytes) -> Any:
         return json.loads(content.decode("utf-8", "replace"))
     except ValueError:
         return None
+
+
+def _is_fault(data: Any) -> bool:
+    """Whether an object that came with status 200 says that something is wrong."""
+    return isinstance(data, dict) and ("error" in data or data.get("object") == "error")
+
+
+def _fault(content: bytes, status: int) -> tuple[str, str, int]:
+    """(the server's words, their type, the status they name), from what is no success.
+
+    llama-server, vLLM and SGLang: `{"error": {"message", "type", "code"}}` or `{"error": "…"}`;
+    older vLLM and SGLang: the same fields without `error`; FastAPI: `{"detail": …}`.
+    """
+    data = _json(content)
+    fault: Any = None
+    if isinstance(data, dict):
+        fault = data.get("error") or data.get("detail") or (data if "message" in data else None)
+    if isinstance(fault, list) and fault and isinstance(fault[0], dict):
+        first = fault[0]
+        where = ".".join(str(part) for part in first.get("loc") or ())
+        fault = {"message": f"{where}: {first.get('msg')}" if where else first.get("msg")}
+    if isinstance(fault, dict):
+        code = fault.get("code")
+        return (
+            str(fault.get("message") or ""),
+            str(fault.get("type") or ""),
+            code if isinstance(code, int) else status,
+        )
+    if fault:
+        return str(fault), "", status
+    return content[:_WORDS_KEPT].decode("utf-8", "replace"), "", status

@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx
 
-from kldtui.engines.base import EngineInfo, Finish, Reason, Token, Top
+from kldtui.engines.base import Capabilities, EngineInfo, Finish, Reason, Token, Top
 from kldtui.engines.http import ANSWER_SECONDS, Address, Http
 from kldtui.engines.llama_probe import probe
 from kldtui.engines.llama_shapes import Candidate, Entry, Part, align, read_part
@@ -33,6 +33,17 @@ _GREEDY: dict[str, Any] = {
     "return_tokens": True,
     "post_sampling_probs": False,
 }
+_CAPABILITIES = Capabilities(
+    takes_ids=True,
+    returns_ids=True,
+    top_n_limit=None,
+    streams_probabilities=True,
+    cache_switch=True,
+    notes=(
+        "a stream hides tokens that end in mid-character: from there on the answer is asked for "
+        "again, and comes at its end",
+    ),
+)
 _FORCED = 1e6
 _ONE_BY_ONE = 64
 _WHOLE_VOCABULARY = 1 << 20
@@ -78,6 +89,10 @@ class LlamaServer:
     @property
     def info(self) -> EngineInfo | None:
         return self._info
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return _CAPABILITIES
 
     @property
     def settings(self) -> dict[str, Any]:

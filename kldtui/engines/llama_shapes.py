@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kldtui.engines.values import log_probability
 from kldtui.errors import EngineBroke, UnusableEngine
 
 _ZERO = -1e30
@@ -141,22 +142,10 @@ def _candidate(raw: dict[str, Any]) -> Candidate:
 def _own_logp(raw: dict[str, Any]) -> float | None:
     if "logprob" in raw:
         value = raw["logprob"]
-        return None if value is None else _checked(float(value))
+        return None if value is None else log_probability(value, _ZERO)
     if "prob" in raw:
         return _log(raw["prob"])
     raise KeyError("logprob")
-
-
-def _checked(logp: float) -> float:
-    """A log-probability, as it must be; what stands for the log of 0 becomes -inf."""
-    if math.isnan(logp):
-        raise UnusableEngine("it gives NaN as a log-probability; the model's output is broken")
-    if logp > _ROUNDING:
-        raise UnusableEngine(
-            f"it gives {logp:.4g} as a log-probability, which cannot be above 0 (some builds "
-            "send plain probabilities under that name); use a newer build"
-        )
-    return -math.inf if logp < _ZERO else min(logp, 0.0)
 
 
 def _log(prob: Any) -> float:

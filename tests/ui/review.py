@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from textual.pilot import Pilot
 
 from kldtui.config import Config
-from kldtui.engines.base import EngineInfo, Finish, Token, Top
+from kldtui.engines.base import Capabilities, EngineInfo, Finish, Token, Top
 from kldtui.errors import EngineError
 from kldtui.session import EngineSlot, Session
 from kldtui.ui.app import KldtuiApp
@@ -115,6 +115,7 @@ class ScriptedEngine:
         self.url = url
         self.info: EngineInfo | None = None
         self.settings: dict[str, Any] = {"temperature": 0}
+        self.capabilities = Capabilities(True, True, None, True, True)
         self.arriving = b""
         self.asked: list[list[int]] = []
         self.fails: EngineError | None = None
