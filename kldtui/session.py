@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from kldtui.branching import Arm, Branch, prefix_of
 from kldtui.detail import Detail, align
 from kldtui.engines import Engine, EngineInfo, open_engine
-from kldtui.errors import EngineError, KldtuiError, LabelFileError
+from kldtui.errors import EngineError, LabelFileError
+from kldtui.facts import Counts, RootFacts, count_pair, facts_at, is_rollout
 from kldtui.floor import SelfRuns
 from kldtui.hints import Hint
 from kldtui.hints import hint as guess
-from kldtui.index import Bound, Index, Kind, State
+from kldtui.index import Bound, Index
 from kldtui.labels import (
     BY_ID,
     BY_KEY,
@@ -35,6 +36,7 @@ from kldtui.listing import Filter, Lookups, Order, list_roots
 from kldtui.position import Position
 from kldtui.recordings import Recording, open_recording
 from kldtui.roots import Thresholds, flips_at, near_tie_from_floor
+from kldtui.search import find_text
 from kldtui.verify import VerifyResult
 from kldtui.vocab import Vocabulary, find_vocabulary, from_server
 
@@ -60,68 +62,6 @@ class EngineSlot:
     verified: VerifyResult | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RootFacts:
-    """What the index says of one position and one quant; log-probabilities in nats."""
-
-    index: int
-    position: Position
-    quant: int
-    kind: Kind
-    state: State
-    stream_id: int
-    ref_id: int
-    quant_id: int
-    kld: float
-    margin: float
-    cost: float
-    ref_p_ref: float
-    ref_p_quant: float
-    quant_p_ref: float
-    quant_p_quant: float
-    ref_stream: float
-    quant_stream: float
-    ref_rank_quant: int
-    quant_rank_ref: int
-    stream_rank: int
-    near_tie: bool
-    bounds: Bound
-    flips: tuple[int, ...]
-
-    @property
-    def is_root(self) -> bool:
-        return self.state == State.SCORED and self.kind == Kind.ROOT
-
-
-def split_named(spec: str) -> tuple[str | None, str]:
-    """Split `NAME=REST`; a name has no slash, so that paths and URLs with `=` stay whole."""
-    name, sep, rest = spec.partition("=")
-    if sep and name and "/" not in name and ":" not in name and rest:
-        return name, rest
-    return None, spec
-
-
-def name_quants(specs: Sequence[str]) -> list[tuple[str, Path]]:
-    """Names and paths of `[NAME=]FILE` specs; names default to file stems and are unique."""
-    out: list[tuple[str, Path]] = []
-    taken: set[str] = set()
-    for spec in specs:
-        name, rest = split_named(spec)
-        if name is not None and Path(spec).exists():
-            name, rest = None, spec
-        path = Path(rest)
-        stem = path.name.removesuffix(".gz").rsplit(".", 1)[0] or path.name
-        wanted = name or stem
-        unique, n = wanted, 2
-        while unique in taken:
-            if name is not None:
-                raise KldtuiError(f"two quants are named {name!r}; give each its own NAME=FILE")
-            unique, n = f"{wanted}-{n}", n + 1
-        taken.add(unique)
-        out.append((unique, path))
-    return out
-
-
 @dataclass
 class Session:
     """Everything a screen is given. Build it with `Session.open`."""
@@ -137,6 +77,10 @@ class Session:
     branches: dict[tuple[Position, str], dict[str, Branch]] = field(default_factory=dict)
     self_runs: dict[Position, SelfRuns] = field(default_factory=dict)
     """What the reference said against itself, at the roots where it was asked."""
+    counts: list[Counts] = field(default_factory=list)
+    """Of each pair, the floor's last; as `count_anew` left them."""
+    rollout: bool | None = None
+    """Whether the stream is the reference's own greedy rollout; None while unknown."""
 
     @classmethod
     def open(
@@ -159,7 +103,9 @@ class Session:
             thresholds = Thresholds(near_tie, "given")
         else:
             thresholds = Thresholds(default_near_tie, "default")
-        return cls(reference, opened, null, vocab, Index(reference, compared), thresholds)
+        session = cls(reference, opened, null, vocab, Index(reference, compared), thresholds)
+        session.count_anew()
+        return session
 
     def close(self) -> None:
         """Save where the cursor stood, and close the files. Raises LabelFileError."""
@@ -188,6 +134,7 @@ class Session:
         measured = near_tie_from_floor(self.index, self.floor_number)
         if math.isfinite(measured):
             self.thresholds = Thresholds(measured, "floor")
+            self.count_anew()
 
     def chunk_tokens(self, chunk: int) -> NDArray[np.int32]:
         """The chunk's tokens, int32[length]."""
@@ -195,6 +142,12 @@ class Session:
 
     def flat(self, position: Position) -> int | None:
         return self.index.layout.index(position)
+
+    def scored_before(self, position: Position) -> int:
+        """How many scored positions lie before one: the flat index it has or would have."""
+        where = self.index.layout.chunk_slice(position.chunk)
+        ts = self.index.layout.t(where)
+        return int(where.start) + int(np.searchsorted(ts, position.t))
 
     def position(self, i: int) -> Position:
         return self.index.layout.position(i)
@@ -210,33 +163,8 @@ class Session:
     def facts(self, i: int, quant: int) -> RootFacts:
         """All the index holds of flat position `i` for quant number `quant`."""
         position = self.position(i)
-        ref, pair = self.index.ref[i], self.index.pairs[quant][i]
-        cost = float(ref["ref_p_ref"]) - float(pair["ref_p_quant"])
-        return RootFacts(
-            index=i,
-            position=position,
-            quant=quant,
-            kind=Kind(int(pair["kind"])),
-            state=State(int(pair["state"])),
-            stream_id=int(self.chunk_tokens(position.chunk)[position.t]),
-            ref_id=int(ref["ref_id"]),
-            quant_id=int(pair["quant_id"]),
-            kld=float(pair["kld"]),
-            margin=float(ref["margin"]),
-            cost=cost,
-            ref_p_ref=float(ref["ref_p_ref"]),
-            ref_p_quant=float(pair["ref_p_quant"]),
-            quant_p_ref=float(pair["quant_p_ref"]),
-            quant_p_quant=float(pair["quant_p_quant"]),
-            ref_stream=float(ref["ref_stream"]),
-            quant_stream=float(pair["quant_stream"]),
-            ref_rank_quant=int(pair["ref_rank_quant"]),
-            quant_rank_ref=int(pair["quant_rank_ref"]),
-            stream_rank=int(ref["stream_rank"]),
-            near_tie=cost < self.thresholds.near_tie,
-            bounds=Bound(int(pair["bounds"]) | int(ref["bounds"])),
-            flips=self.flips(i),
-        )
+        stream = int(self.chunk_tokens(position.chunk)[position.t])
+        return facts_at(self.index, i, quant, stream, self.thresholds, self.flips(i))
 
     def detail(self, position: Position, quant: int, n: int) -> Detail:
         """Both rows of a position, aligned. Raises RecordingChanged."""
@@ -258,50 +186,16 @@ class Session:
         facts = self.facts(i, quant)
         return self.vocab.text([facts.ref_id]) + "\n" + self.vocab.text([facts.quant_id])
 
-    def counts(self, quant: int) -> dict[str, int]:
-        """Roots, near ties, ties, invalid and scored positions of one pair, as scanned so far."""
-        pair = self.index.pairs[quant]
-        scored = pair["state"] == State.SCORED
-        roots = scored & (pair["kind"] == Kind.ROOT)
-        costs = self.index.ref["ref_p_ref"][roots] - pair["ref_p_quant"][roots]
-        return {
-            "positions": int(np.count_nonzero(scored)),
-            "roots": int(np.count_nonzero(roots)),
-            "near_ties": int(np.count_nonzero(costs < self.thresholds.near_tie)),
-            "ties": int(np.count_nonzero(scored & (pair["kind"] == Kind.TIE))),
-            "invalid": int(np.count_nonzero(pair["state"] == State.INVALID)),
-            "missing": int(np.count_nonzero(pair["state"] == State.MISSING)),
-        }
+    def count_anew(self) -> None:
+        """Count what the index holds by now: after a step of the scan, or another threshold."""
+        self.counts = [
+            count_pair(self.index, k, self.thresholds) for k in range(len(self.index.pairs))
+        ]
+        self.rollout = is_rollout(self.index)
 
     def search(self, needle: str, start: int = 0) -> Iterator[tuple[int, list[Position]]]:
-        """Find text in the stream: yields (chunk, hits in it) for every chunk from `start` on.
-
-        Case is ignored unless the needle has capitals. A hit is the token its first byte lies in.
-        """
-        fold = needle == needle.lower()
-        wanted = needle.encode("utf-8", "surrogatepass")
-        for chunk in range(start, self.ref.shape.n_chunk):
-            pieces = [self.vocab.piece(int(t)) or b"" for t in self.chunk_tokens(chunk)]
-            text = b"".join(pieces)
-            if fold:
-                text = _fold(text)
-            ends = np.cumsum([len(piece) for piece in pieces])
-            hits, at = [], text.find(wanted) if wanted else -1
-            while at >= 0:
-                hits.append(Position(chunk, int(np.searchsorted(ends, at, side="right"))))
-                at = text.find(wanted, at + len(wanted))
-            yield chunk, hits
-
-    def rollout(self) -> bool | None:
-        """Whether the stream is the reference's own greedy rollout; None while unknown.
-
-        It is one where every scored stream token is the reference's argmax (ties count for it).
-        """
-        state = self.index.ref["state"]
-        scored = state == State.SCORED
-        if bool(np.any(self.index.ref["stream_rank"][scored] > 1)):
-            return False
-        return True if scored.any() and not np.any(state == State.PENDING) else None
+        """Find text in the stream, as `find_text` does."""
+        return find_text(self.ref, self.vocab, needle, start)
 
     # ── labels ───────────────────────────────────────────────────────────────────────────────
 
@@ -363,15 +257,9 @@ class Session:
         return self.labels.get(position, self.quants[quant].name)
 
     def labelled(self) -> tuple[int, int]:
-        """(labelled, all) over every root of every quant, as scanned so far."""
-        total = done = 0
-        for k in range(len(self.quants)):
-            pair = self.index.pairs[k]
-            roots = (pair["state"] == State.SCORED) & (pair["kind"] == Kind.ROOT)
-            total += int(np.count_nonzero(roots))
-        if self.labels is not None:
-            done = self.labels.count()
-        return done, total
+        """(labelled, all) over every root of every quant, as counted last."""
+        total = sum(counts.roots for counts in self.counts[: len(self.quants)])
+        return (self.labels.count() if self.labels is not None else 0), total
 
     def evidence(self, facts: RootFacts) -> dict[str, Any]:
         """What a label stands on, with stable names (docs/labels.md); nats."""
@@ -489,17 +377,3 @@ class Session:
             if stored:
                 self.branches[key] = {branch.arm.code: branch for branch in stored}
         return self.branches.get(key, {})
-
-
-def _fold(text: bytes) -> bytes:
-    """Lower case without moving any byte: what would change its length stays as it is."""
-    if text.isascii():
-        return text.lower()
-    whole = text.decode("utf-8", "surrogateescape")
-    return b"".join(
-        low if len(low) == len(raw) else raw
-        for raw, low in (
-            (c.encode("utf-8", "surrogateescape"), c.lower().encode("utf-8", "surrogateescape"))
-            for c in whole
-        )
-    )

@@ -15,7 +15,8 @@ import click
 from kldtui.config import Config, load_config
 from kldtui.demo import Demo
 from kldtui.errors import KldtuiError
-from kldtui.session import Session, name_quants, split_named
+from kldtui.recordings import name_files, split_named
+from kldtui.session import Session
 
 
 @click.command("open")
@@ -88,7 +89,7 @@ def open_(
         config = dataclasses.replace(config, branch_tokens=branch_tokens)
     session = Session.open(
         ref,
-        name_quants(quants),
+        name_files(quants),
         floor=floor,
         tokenizer=tokenizer,
         near_tie=near_tie,

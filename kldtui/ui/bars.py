@@ -122,17 +122,25 @@ class Minimap(Widget):
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id)
         self._roots: NDArray[np.float64] = np.zeros(0)
+        self._counts: NDArray[np.int64] = np.zeros(0, np.int64)
         self._cursor = 0.0
 
-    def show(self, roots: NDArray[np.float64], cursor: float) -> None:
-        """roots: places as shares of the stream, float64[k], ascending; cursor likewise."""
-        self._roots, self._cursor = roots, cursor
+    def show(self, roots: NDArray[np.float64]) -> None:
+        """roots: places as shares of the stream, float64[k], in any order."""
+        self._roots, self._counts = roots, np.zeros(0, np.int64)
+        self.refresh()
+
+    def place(self, cursor: float) -> None:
+        """cursor: its place as a share of the stream."""
+        self._cursor = cursor
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
         width = self.size.width
-        edges = np.linspace(0.0, 1.0, width + 1)
-        counts, _ = np.histogram(self._roots, edges) if width else (np.zeros(0, int), None)
+        if self._counts.size != width:
+            cells = np.minimum((self._roots * width).astype(np.int64), width - 1)
+            self._counts = np.bincount(cells, minlength=width)
+        counts = self._counts
         most = max(1, int(counts.max(initial=0)))
         here = min(width - 1, int(self._cursor * width))
         segments = []

@@ -18,9 +18,10 @@ from textual.worker import Worker
 from kldtui.branching import Arm, Branch, run_branch
 from kldtui.engines.base import wait_ready
 from kldtui.errors import EngineError, KldtuiError
+from kldtui.facts import RootFacts
 from kldtui.floor import run_against_itself
 from kldtui.position import Position
-from kldtui.session import EngineSlot, RootFacts, Session
+from kldtui.session import EngineSlot, Session
 from kldtui.ui.messages import BranchesChanged, EnginesChanged, Notice, TextLearnt
 from kldtui.ui.text import duration
 from kldtui.verify import verify

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 from textual import work
 from textual.widget import Widget
 
@@ -16,7 +17,7 @@ from kldtui.index import State
 from kldtui.label_report import write_report
 from kldtui.listing import HELP, ORDERS, parse_filter
 from kldtui.position import Position
-from kldtui.session import split_named
+from kldtui.recordings import split_named
 from kldtui.ui import words
 from kldtui.ui.actions import BY_ID
 from kldtui.ui.bars import ClassesPanel, KeyBar
@@ -92,16 +93,13 @@ class ReviewScreen(ReviewView):
             return
         row = self.row_of_cursor()
         if row is None:
-            flats = [self.session.position(int(i)) for i in self.rows]
-            ahead = [k for k, p in enumerate(flats) if (p > self.cursor) == (step > 0)]
-            if not ahead:
+            here = self.session.scored_before(self.cursor)
+            ahead = np.flatnonzero(self.rows >= here if step > 0 else self.rows < here)
+            if not ahead.size:
                 self.say("no more roots that way")
                 return
-            row = (
-                min(ahead, key=lambda k: flats[k])
-                if step > 0
-                else max(ahead, key=lambda k: flats[k])
-            )
+            flats = self.rows[ahead]
+            row = int(ahead[flats.argmin() if step > 0 else flats.argmax()])
         else:
             row += step
         if not 0 <= row < self.rows.size:

@@ -23,10 +23,11 @@ from textual.worker import Worker, WorkerState
 from kldtui.config import Config
 from kldtui.demo import Demo, Ready
 from kldtui.errors import KldtuiError, LabelFileError
-from kldtui.index import State
+from kldtui.facts import RootFacts
+from kldtui.index import Progress, State
 from kldtui.listing import Filter, Order
 from kldtui.position import Position
-from kldtui.session import RootFacts, Session
+from kldtui.session import Session
 from kldtui.ui import words
 from kldtui.ui.actions import bindings
 from kldtui.ui.bars import ClassesPanel, KeyBar, Minimap, StatusBar
@@ -50,6 +51,7 @@ from kldtui.ui.root_list import RootList
 from kldtui.ui.stream import StreamView
 from kldtui.ui.text import plain
 
+COUNT_SECONDS = 0.4
 PANES = ("roots", "stream", "detail", "left", "right")
 
 
@@ -86,6 +88,7 @@ class ReviewView(Screen[None]):
         self.how = "order"
         self._scan_words = ""
         self._preparing = ""
+        self._counted = 0.0
         self.scanned = False
         self._cancel_scan = threading.Event()
         self._cancel_search = threading.Event()
@@ -176,11 +179,23 @@ class ReviewView(Screen[None]):
             if event.failed:
                 self._scan_words = "scan stopped"
                 self.say(event.failed, "error")
+        now = time.monotonic()
+        if not event.done and now - self._counted < COUNT_SECONDS:
+            self.refresh_status()
+            return
+        self._counted = now
+        self.session.count_anew()
         self.refresh_list()
-        self.query_one(StreamView).load()
+        if event.progress is None or self._on_screen(event.progress):
+            self.query_one(StreamView).load()
         self.refresh_all()
         if event.done and not self.moved_by_hand and not event.failed:
             self._resume()
+
+    def _on_screen(self, progress: Progress) -> bool:
+        """Whether what was filled lies in the chunk that is shown."""
+        where = self.session.index.layout.chunk_slice(self.cursor.chunk)
+        return bool(progress.first < where.stop and where.start < progress.last)
 
     def _resume(self) -> None:
         """Start where the person stood: at the first unlabelled root after the last one."""
@@ -221,6 +236,8 @@ class ReviewView(Screen[None]):
         metric = self.order if self.order in ("cost", "margin") else "kld"
         roots.empty = words.empty_words(self.session, self.filter, self.scanned)
         roots.show(self.rows, self.row_of_cursor() if keep else None, self.quant, metric)
+        n = max(1, self.session.index.layout.n)
+        self.query_one(Minimap).show(self.rows / n)
         roots.border_title = plain(words.list_title(self.filter, self.order, int(self.rows.size)))
 
     def row_of_cursor(self) -> int | None:
@@ -248,11 +265,9 @@ class ReviewView(Screen[None]):
             self.session, self.quant, self._scan_words, self.desk.activity or self._preparing
         )
         self.query_one(StatusBar).show(left, right)
-        layout = self.session.index.layout
-        if layout.n:
-            i = self.flat
-            rows = np.sort(self.rows)
-            self.query_one(Minimap).show(rows / layout.n, (i or 0) / layout.n)
+        n = self.session.index.layout.n
+        if n:
+            self.query_one(Minimap).place(self.session.scored_before(self.cursor) / n)
 
     def refresh_detail(self) -> None:
         side, token = self._part
@@ -344,11 +359,18 @@ class ReviewView(Screen[None]):
             if flips and self.quant not in flips:
                 self.quant = flips[0]
             if self.session.index.pairs[self.quant][i]["state"] == State.PENDING:
-                self.session.index.scan_position(self.cursor)
+                self._scan_here()
         self.arms = MAIN_ARMS
         self._part = ("left", None)
         self.query_one(RootList).choose(self.row_of_cursor())
         self.refresh_all()
+
+    def _scan_here(self) -> None:
+        """What is on screen does not wait for its turn in the background pass."""
+        try:
+            self.session.index.scan_position(self.cursor)
+        except KldtuiError as error:
+            self.say(str(error), "error")
 
     def watch_quant(self) -> None:
         if self.is_mounted:

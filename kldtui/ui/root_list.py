@@ -16,8 +16,9 @@ from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
+from kldtui.facts import RootFacts
 from kldtui.index import Bound, State
-from kldtui.session import RootFacts, Session
+from kldtui.session import Session
 from kldtui.ui import marks
 from kldtui.ui.messages import RootChosen
 from kldtui.ui.text import fit, nats, plain

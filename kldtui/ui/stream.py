@@ -66,7 +66,7 @@ class StreamView(TokenPane):
         last = session.ref.shape.n_chunk - 1
         self.border_title = plain(f"chunk {self._chunk} of 0–{last} ─ {roots} roots")
         badge = {True: "greedy rollout", False: "text, not a rollout", None: ""}
-        self.border_subtitle = plain(badge[session.rollout()])
+        self.border_subtitle = plain(badge[session.rollout])
 
     def _cells(self, chunk: int, length: int) -> Cells:
         """Marks and styles from the chunk's columns; what is not scored is context, dimmed."""

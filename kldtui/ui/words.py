@@ -14,11 +14,12 @@ from textual.widget import Widget
 from kldtui.branching import Arm, Branch, Meeting, divergence
 from kldtui.demo import Step
 from kldtui.detail import Detail, align
+from kldtui.facts import RootFacts
 from kldtui.index import Bound, Kind, Progress, State
 from kldtui.listing import Filter, Order
 from kldtui.position import Position
 from kldtui.rows import Invalid, TopRow
-from kldtui.session import RootFacts, Session
+from kldtui.session import Session
 from kldtui.ui import marks
 from kldtui.ui.actions import BY_ID, keys_of
 from kldtui.ui.bars import Part
@@ -85,13 +86,13 @@ def status_parts(
     if names:
         which = f" [{quant + 1}/{len(names)}]" if len(names) > 1 else ""
         left.append((f"{ref} → {safe(names[quant])}{which}", marks.TITLE))
-        counts = session.counts(quant)
-        left.append((f"{counts['roots']} roots", marks.ROOT_STYLE))
-        left.append((f"of {counts['positions']:,}", marks.PLAIN))
-        left.append((f"{counts['near_ties']} near ties", marks.NEAR_STYLE))
+        counts = session.counts[quant]
+        left.append((f"{counts.roots} roots", marks.ROOT_STYLE))
+        left.append((f"of {counts.positions:,}", marks.PLAIN))
+        left.append((f"{counts.near_ties} near ties", marks.NEAR_STYLE))
         for name in ("ties", "invalid", "missing"):
-            if counts[name]:
-                left.append((f"{counts[name]} {name}", marks.TIE_STYLE))
+            if count := getattr(counts, name):
+                left.append((f"{count} {name}", marks.TIE_STYLE))
         left.append(_floor_part(session))
         if session.index.notes[quant]:
             left.append((session.index.notes[quant][0], marks.WARN))
@@ -119,7 +120,7 @@ def status_parts(
 def _floor_part(session: Session) -> Part:
     if session.floor_number is None:
         return ("floor unknown", marks.DIM)
-    return (f"floor {session.counts(session.floor_number)['roots']} roots", marks.DIM)
+    return (f"floor {session.counts[session.floor_number].roots} roots", marks.DIM)
 
 
 def _engine_part(role: str, state: str, verified: object) -> Part:

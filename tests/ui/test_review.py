@@ -130,7 +130,7 @@ async def test_sort_orders_by_cost_and_the_list_says_so(tmp_path: Path) -> None:
 async def test_near_ties_are_counted_apart_from_other_roots(tmp_path: Path) -> None:
     session = open_review(tmp_path, near_tie=4.55)
     async with running(session) as driver:
-        near = session.counts(0)["near_ties"]
+        near = session.counts[0].near_ties
         assert 0 < near < 4
         assert f"{near} near ties" in driver.text
 
