@@ -159,7 +159,9 @@ def test_a_session_that_cannot_save_to_the_end_rescues_its_labels(path: Path) ->
     path.write_text("ruined by something else")
     with pytest.raises(LabelFileError, match="not JSON"):
         relabel(store)
-    with pytest.raises(LabelFileError, match=r"rescued in .*rescued-\d+\.labels\.json"):
+    with pytest.raises(
+        LabelFileError, match=r"not JSON.* are in .*rescued-\d+\.labels\.json instead"
+    ):
         store.close()
     assert path.read_text() == "ruined by something else"
     [rescued] = path.parent.glob("*.rescued-*.labels.json")

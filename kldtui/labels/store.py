@@ -404,12 +404,12 @@ class LabelStore:
         with self._mutex:
             try:
                 self.save()
-            except LabelFileError as error:
+            except LabelFileError:
                 rescued = self._rescue() if self._file.labels.changed else None
                 if rescued is None:
                     raise
                 raise LabelFileError(
-                    f"{error}; NOTE: this session is rescued in {rescued}"
+                    f"{self._file.trouble}; the labels of this review are in {rescued} instead"
                 ) from None
 
     def _rescue(self) -> Path | None:

@@ -25,6 +25,7 @@ class LabelFile:
     """Tables of lines; `save` brings them to disk, taking in first what others wrote.
 
     classes: class id by key, kept beside the lines so that counting parses nothing.
+    trouble: why the last save that failed did so, one line without advice.
     touched: when we last changed a label, for the merge: an undone label has an old time.
     """
 
@@ -48,6 +49,7 @@ class LabelFile:
         self._seen: disk.Seen | None = None
         self._target = path
         self._swept = False
+        self.trouble = ""
         self.branches = BranchFile(branch_path(path), files)
 
     def open(self) -> None:
@@ -165,8 +167,9 @@ class LabelFile:
         try:
             theirs = document.parse(data)
         except ValueError as error:
+            self.trouble = f"{self.path}: {error}; it was left as it is"
             kept = "; your labels are kept in memory" if self.labels.changed else ""
-            raise LabelFileError(f"{self.path}: {error}; it was left as it is{kept}") from None
+            raise LabelFileError(self.trouble + kept) from None
         self._same_review(theirs)
         for name, identity in theirs.quants.items():
             if (now := self._renamed(name, load(identity))) is not None:
@@ -221,9 +224,10 @@ class LabelFile:
         return None
 
     def _unwritable(self, error: OSError, path: Path) -> LabelFileError:
+        self.trouble = f"{path}: not saved: {error.strerror or error}"
         return LabelFileError(
-            f"{path}: not saved: {error.strerror or error}; your labels are kept in memory and "
-            "saved with the next one; make room, or start with --labels FILE elsewhere"
+            f"{self.trouble}; your labels are kept in memory and saved with the next one; make "
+            "room, or start with --labels FILE elsewhere"
         )
 
 
