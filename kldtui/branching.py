@@ -390,6 +390,12 @@ class Meeting:
     meet_length: int
 
 
+def meeting(a: Branch, b: Branch) -> Meeting:
+    """Where two branches part and meet again, as `divergence` of their ids has it."""
+    ended = all(each.stop in ("eog", "tool_call") for each in (a, b))
+    return divergence(a.ids, b.ids, ended=ended)
+
+
 def divergence(a: Sequence[int], b: Sequence[int], *, ended: bool = False) -> Meeting:
     """Compare two continuations token by token.
 

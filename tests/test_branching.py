@@ -1,0 +1,344 @@
+"""From a root, what the models go on to say: exact prefixes, honest ends, and where they meet."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kldtui.branching import (
+    Arm,
+    Branch,
+    Meeting,
+    bos_warning,
+    divergence,
+    loop_period,
+    meeting,
+    prefix_of,
+    run_branch,
+)
+from kldtui.engines.base import Engine, Token
+from kldtui.errors import EngineError, KldtuiError
+from kldtui.position import Position
+from tests.builders_engines import MemoryRecording, ScriptedEngine, info
+
+BOS = 1
+
+
+def recording(first_token: int = 5) -> MemoryRecording:
+    stream = [[first_token, *range(10, 29)], list(range(30, 50)), [BOS, *range(50, 69)]]
+    return MemoryRecording(stream, lambda _: np.zeros(100))
+
+
+def new(**more: object) -> Branch:
+    fields = {
+        "position": Position(1, 12),
+        "arm": Arm("ref", "quant"),
+        "quant": "q4",
+        "start_id": 77,
+        "prefix_ids": [1, 2, 3],
+    }
+    return Branch(**(fields | more))  # type: ignore[arg-type]
+
+
+async def run(engine: Engine, branch: Branch, n: int = 128, before: str = "") -> Sequence[object]:
+    return [item async for item in run_branch(engine, branch, n, 5, before=before)]
+
+
+# ── prefixes ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_exactly_one_bos_in_place_of_the_chunks_first_token() -> None:
+    made = recording()
+    assert prefix_of(made, Position(1, 12), True, BOS) == [BOS, *range(31, 42)]
+    already = prefix_of(made, Position(2, 12), True, BOS)
+    assert already == [BOS, *range(50, 61)]
+    assert already.count(BOS) == 1
+
+
+def test_without_bos_the_prefix_is_the_chunk_from_its_start() -> None:
+    assert prefix_of(recording(), Position(1, 12), False, BOS) == list(range(30, 42))
+    assert prefix_of(recording(), Position(1, 12), None, None) == list(range(30, 42))
+
+
+def test_the_rule_that_a_run_states_goes_before_the_servers() -> None:
+    made = recording()
+    made.format = "kldtui-run"
+    made.add_bos, made.bos_id = True, 9  # type: ignore[attr-defined]
+    assert prefix_of(made, Position(1, 12), False, BOS)[0] == 9
+    assert prefix_of(made, Position(1, 12), False, BOS, own_rule=False)[0] == 30
+    warning = bos_warning(made, False, BOS)
+    assert warning is not None
+    assert "was made with BOS" in warning
+    assert bos_warning(made, True, 9) is None
+
+
+@pytest.mark.parametrize("position", [Position(3, 9), Position(0, 0), Position(0, 20)])
+def test_a_position_outside_is_refused_by_name(position: Position) -> None:
+    with pytest.raises(KldtuiError, match=str(position)):
+        prefix_of(recording(), position, False, None)
+
+
+def test_a_bos_without_id_is_refused() -> None:
+    with pytest.raises(KldtuiError, match="BOS"):
+        prefix_of(recording(), Position(1, 12), True, None)
+
+
+def test_file_and_server_that_disagree_about_bos_are_warned_of() -> None:
+    assert bos_warning(recording(BOS), True, BOS) is None
+    assert bos_warning(recording(5), False, BOS) is None
+    starts = bos_warning(recording(BOS), False, BOS)
+    lacks = bos_warning(recording(5), True, BOS)
+    silent = bos_warning(recording(BOS), None, BOS)
+    assert starts is not None
+    assert "begins with BOS (id 1)" in starts
+    assert "adds none" in starts
+    assert lacks is not None
+    assert "begins without BOS" in lacks
+    assert silent is not None
+    assert "does not say" in silent
+
+
+# ── ends ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_branch_asks_for_prefix_and_start_token_and_fills() -> None:
+    engine = ScriptedEngine([4, 5, 2])
+    branch = new()
+    await run(engine, branch)
+    assert engine.asked == [([1, 2, 3, 77], 128)]
+    assert branch.ids == [4, 5, 2]
+    assert (branch.stop, branch.complete) == ("eog", True)
+    assert branch.settings == {"temperature": 0, "cache_prompt": False, "n_probs": 5}
+    assert branch.engine["model"] == "m.gguf"
+    assert branch.tokens_per_second == 20.0
+
+
+async def test_a_branch_cut_by_its_length_is_unfinished_and_can_be_made_longer() -> None:
+    branch = new()
+    await run(ScriptedEngine([4, 5, 6, 7, 8]), branch, 3)
+    assert (branch.ids, branch.stop, branch.complete) == ([4, 5, 6], "limit", False)
+    longer = ScriptedEngine([7, 8])
+    await run(longer, branch, 3)
+    assert longer.asked == [([1, 2, 3, 77, 4, 5, 6], 3)]
+    assert (branch.ids, branch.stop, branch.complete) == ([4, 5, 6, 7, 8], "eog", True)
+    assert branch.continued_at == [3]
+    await run(longer, branch, 3)
+    assert len(longer.asked) == 1
+
+
+async def test_a_full_context_leaves_it_unfinished() -> None:
+    branch = new()
+    await run(ScriptedEngine([4], reason="context"), branch)
+    assert (branch.stop, branch.complete) == ("context", False)
+
+
+async def test_a_closed_tool_call_ends_it() -> None:
+    call = [b'{"name": "f", ', b'"arguments": {"a": "}}"', b"}}", b"\n", b"Observation"]
+    branch = new()
+    await run(ScriptedEngine(call), branch)
+    assert (branch.stop, branch.complete, len(branch.tokens)) == ("tool_call", True, 3)
+    await run(ScriptedEngine([b"\n", b"more", b"}"]), branch)
+    assert branch.stop == "eog"
+    assert branch.text.endswith("more}")
+
+
+async def test_a_tool_call_that_opened_in_the_prefix_ends_it() -> None:
+    branch = new()
+    engine = ScriptedEngine([b"Paris", b'"}', b"}", b" and"])
+    await run(engine, branch, before='Assistant: {"name": "f", "arguments": {"city": "')
+    assert branch.stop == "tool_call"
+    assert branch.text == 'Paris"}}'
+
+
+async def test_an_unclosed_or_unrelated_brace_ends_nothing() -> None:
+    branch = new()
+    code = [b"{", b" x = 1;", b" }", b'{"name":"f",', b'"arguments":"{', b"}}"]
+    await run(ScriptedEngine(code), branch)
+    assert branch.stop == "eog"
+    assert len(branch.tokens) == len(code)
+
+
+async def test_a_loop_ends_it_and_is_no_unfinished_branch() -> None:
+    branch = new()
+    await run(ScriptedEngine([9, 8, *[4, 5, 6] * 40]), branch)
+    assert (branch.stop, branch.complete) == ("loop", True)
+    assert len(branch.tokens) == 2 + 32
+    await run(ScriptedEngine([4, 5, 6] * 2), branch)
+    assert branch.stop == "eog"
+
+
+@pytest.mark.parametrize(
+    ("ids", "period"),
+    [
+        ([1] * 32, 1),
+        ([1] * 31, None),
+        ([7, *[1, 2] * 16], 2),
+        ([*range(8)] * 4, 8),
+        ([*range(9)] * 4, 9),
+        ([*range(9)] * 3, None),
+        ([*range(32)] * 4, 32),
+        ([*range(40)], None),
+        ([*range(8)] * 3 + [*range(7), 9], None),
+    ],
+)
+def test_what_counts_as_a_loop(ids: list[int], period: int | None) -> None:
+    assert loop_period(ids) == period
+
+
+async def test_an_error_keeps_what_arrived_and_the_servers_words() -> None:
+    branch = new()
+    with pytest.raises(EngineError):
+        await run(ScriptedEngine([4, 5, 6], breaks_after=2), branch)
+    assert branch.ids == [4, 5]
+    assert (branch.stop, branch.complete) == ("error", False)
+    assert branch.error == "http://fake: it died"
+    await run(ScriptedEngine([6, 2]), branch)
+    assert branch.to_json()["error"] is None
+    assert (branch.ids, branch.stop) == ([4, 5, 6, 2], "eog")
+
+
+async def test_cancelling_keeps_what_arrived_and_marks_it() -> None:
+    branch = new()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await run(ScriptedEngine([4, 5, 6], pause_after=2), branch)
+    assert (branch.ids, branch.stop, branch.complete) == ([4, 5], "cancelled", False)
+
+
+async def test_closing_the_iterator_marks_it_but_not_a_branch_that_had_ended() -> None:
+    branch, ended = new(), new()
+    async with contextlib.aclosing(run_branch(ScriptedEngine([4, 5]), branch)) as items:
+        async for _ in items:
+            break
+    assert branch.stop == "cancelled"
+    call = [b'{"name": "f", "arguments": {}}', b"x"]
+    async with contextlib.aclosing(run_branch(ScriptedEngine(call), ended)) as items:
+        async for _ in items:
+            break
+    assert ended.stop == "tool_call"
+
+
+# ── text and JSON ────────────────────────────────────────────────────────────────────────────
+
+
+async def test_raw_text_is_kept_tags_lone_bytes_and_all() -> None:
+    branch = new()
+    said = [b"<think>", "美".encode()[:2], "美".encode()[2:], b"</think>", b"<|im_end|>", b"\xe6"]
+    await run(ScriptedEngine(said), branch)
+    assert branch.text == "<think>美</think><|im_end|><0xE6>"
+
+
+PIECES = st.binary(max_size=6)
+LOGP = st.none() | st.floats(-50, 0) | st.just(-math.inf)
+TOKENS = st.builds(
+    Token,
+    st.integers(0, 200_000),
+    PIECES,
+    st.none() | st.floats(-50, 0),
+    st.lists(st.tuples(st.integers(0, 9), LOGP.filter(lambda v: v is not None)), max_size=3).map(
+        tuple
+    ),
+)
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.lists(TOKENS, max_size=6), PIECES)
+def test_a_branch_survives_json(tokens: list[Token], start: bytes) -> None:
+    branch = new(tokens=tokens, start_data=start, stop="limit", continued_at=[2])
+    branch.engine = info().to_json()
+    stored = json.loads(json.dumps(branch.to_json(), allow_nan=False))
+    read = Branch.from_json(stored)
+    branch.seconds = round(branch.seconds, 3)
+    assert read == branch
+    assert stored["text"] == branch.text
+    assert stored["tokens"] == branch.ids
+
+
+def test_what_is_no_branch_is_refused() -> None:
+    with pytest.raises(KldtuiError, match="not a branch"):
+        Branch.from_json({"id": "x"})
+
+
+def test_arms_are_written_as_people_write_them() -> None:
+    assert [Arm.parse(code).code for code in ("R·r", "Qq", "r.q", "QR")] == [
+        "R·r",
+        "Q·q",
+        "R·q",
+        "Q·r",
+    ]
+    with pytest.raises(KldtuiError):
+        Arm.parse("X·y")
+
+
+# ── where two branches part and meet ─────────────────────────────────────────────────────────
+
+TAIL = list(range(100, 128))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "found"),
+    [
+        ([1, 2, 3], [1, 2, 3], Meeting(None, None, None, 0)),
+        ([1, 2, 3], [1, 2], Meeting(2, None, None, 0)),
+        ([1, 2, 3, 4], [1, 9, 8, 7], Meeting(1, None, None, 0)),
+        ([50, *TAIL], [*TAIL], Meeting(0, 1, 0, 28)),
+        ([1, 50, 51, 52, *TAIL], [1, 60, *TAIL], Meeting(1, 4, 2, 28)),
+        ([1, 50, *TAIL[:4], 7, 7], [1, *TAIL[:4], 8], Meeting(1, 2, 1, 4)),
+        ([1, 50, *TAIL[:3], 7], [1, *TAIL[:3], 8], Meeting(1, None, None, 0)),
+        ([], [], Meeting(None, None, None, 0)),
+        ([], [1], Meeting(0, None, None, 0)),
+    ],
+)
+def test_parting_and_meeting(a: list[int], b: list[int], found: Meeting) -> None:
+    assert divergence(a, b) == found
+    back = divergence(b, a)
+    assert (back.parts_at, back.meet_a, back.meet_b) == (found.parts_at, found.meet_b, found.meet_a)
+
+
+def test_a_short_common_end_counts_where_both_have_ended() -> None:
+    a, b = new(), new()
+    for branch, ids in ((a, [1, 5, 8, 2]), (b, [1, 6, 7, 8, 2])):
+        branch.tokens = [Token(id, b"", None, ()) for id in ids]
+        branch.stop = "eog"
+    assert meeting(a, b) == Meeting(1, 2, 3, 2)
+    b.stop = "limit"
+    assert meeting(a, b) == Meeting(1, None, None, 0)
+
+
+IDS = st.lists(st.integers(0, 3), max_size=30)
+
+
+@settings(deadline=None, max_examples=150)
+@given(IDS, IDS, st.booleans())
+def test_meetings_are_what_they_claim(a: list[int], b: list[int], ended: bool) -> None:
+    found = divergence(a, b, ended=ended)
+    if found.parts_at is None:
+        assert a == b
+        return
+    assert a[: found.parts_at] == b[: found.parts_at]
+    assert a[found.parts_at : found.parts_at + 1] != b[found.parts_at : found.parts_at + 1]
+    if found.meet_a is None or found.meet_b is None:
+        assert found.meet_length == 0
+        return
+    i, j, k = found.meet_a, found.meet_b, found.meet_length
+    assert min(i, j) >= found.parts_at
+    assert a[i : i + k] == b[j : j + k]
+    assert k >= 4 or (ended and i + k == len(a) and j + k == len(b))
+    best = min(
+        (
+            x + y
+            for x in range(found.parts_at, len(a) - 3)
+            for y in range(found.parts_at, len(b) - 3)
+            if a[x : x + 4] == b[y : y + 4]
+        ),
+        default=i + j,
+    )
+    assert i + j == best
