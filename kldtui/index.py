@@ -92,7 +92,10 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a scan is; `first:last` is the flat range that was filled since the one before."""
+    """How far a scan is; `first:last` is the flat range that was filled since the one before.
+
+    bytes_per_s counts records of full recordings; it is 0 where all are top-N runs.
+    """
 
     done: int
     total: int
@@ -169,7 +172,8 @@ class Index:
             return
         block = max(1, _BLOCK_BYTES // (2 * max(1, self._recording.shape.n_vocab)))
         scratches = [Scratch() for _ in range(1 + len(self._quants))]
-        row_bytes = 2 * self._recording.shape.n_vocab * len(scratches)
+        full = [recording.full for recording in (self._recording, *self._quants)]
+        row_bytes = 2 * self._recording.shape.n_vocab * sum(full)
         began = told = time.monotonic()
         first = done = start
         while done < self.layout.n:

@@ -109,6 +109,32 @@ def test_argmax_margin_cost_and_ranks_are_those_of_the_rows(
     assert mine["stream_rank"][0] == 1 + (a > a[stream]).sum()
 
 
+@given(
+    st.lists(st.integers(0, 65535), min_size=1, max_size=30),
+    st.floats(1e-5, 1e-3),
+    st.floats(-40, 0),
+    st.floats(-40, 0),
+    st.booleans(),
+)
+@settings(deadline=None, max_examples=300)
+def test_tokens_above_a_cut_are_those_whose_decoded_log_p_is(
+    codes: list[int], scale: float, base: float, cut: float, zeros: bool
+) -> None:
+    rows = FullRows(
+        np.array([codes], np.uint16),
+        np.array([scale], np.float32),
+        np.array([base], np.float32),
+        np.array([base], np.float32),
+        np.zeros(1, np.uint8),
+        zeros,
+    )
+    for where in (cut, -np.inf, float(rows.logp[0, 0])):
+        expected = np.flatnonzero(rows.logp[0] > np.float32(where))
+        assert rows.above(0, where).tolist() == expected.tolist()
+    ids = np.arange(len(codes))
+    assert np.array_equal(rows.pick(0, ids), rows.logp[0])
+
+
 def test_equal_rows_agree_and_another_best_is_a_root() -> None:
     a = record_of([65535, 60000, 0])
     b = record_of([60000, 65535, 0])

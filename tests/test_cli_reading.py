@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +269,11 @@ def test_a_mistyped_command_is_not_taken_for_a_file(pair: tuple[Path, Path]) -> 
     assert "did you mean stats?" in result.stderr
 
 
+def test_open_is_meant_where_no_command_is_named(pair: tuple[Path, Path]) -> None:
+    assert run("open", "--help").output == run(pair[0], "--help").output
+    assert run("open", "--help").output == run("--quant", pair[1], "--help").output
+
+
 def kldtui(*args: str | Path, **more: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "kldtui", *map(str, args)],
@@ -321,19 +328,34 @@ def test_a_reader_that_goes_away_is_no_traceback(pair: tuple[Path, Path]) -> Non
     assert process.returncode in (1, 141)
 
 
-def test_ctrl_c_ends_a_scan_with_130(tmp_path: Path) -> None:
+def test_a_terminal_sees_progress_and_ctrl_c_ends_the_scan_with_130(tmp_path: Path) -> None:
     # Unwritten records: minutes of scanning in a file that takes no space.
     stream = Stream(np.zeros((400, 512), np.int32), 150_000)
     path = write_kld(tmp_path / "long.kld", stream)
     os.truncate(path, stream.size)
-    process = kldtui("stats", path, "--quant", path)
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kldtui", "stats", path, "--quant", path],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        cwd=Path(__file__).parents[1],
+    )
+    os.close(theirs)
     try:
-        time.sleep(1.5)
-        assert process.poll() is None, process.communicate()
+        shown = b""
+        while b"left" not in shown:
+            shown += os.read(ours, 4096)
+        assert re.search(rb"scanning: \d+ % at [\d,]+ MB/s, [\d a-z]+ left", shown)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=60)
+        rest = b""
+        with contextlib.suppress(OSError):  # Linux: the other end of the terminal is closed
+            while data := os.read(ours, 4096):
+                rest += data
     finally:
         process.kill()
+        os.close(ours)
     assert process.returncode == 130
-    assert "Traceback" not in err
-    assert out == ""
+    assert out == b""
+    assert rest.endswith(b"\r\x1b[K"), "the line of progress is cleared"
+    assert b"Traceback" not in rest

@@ -217,8 +217,9 @@ def _scan(index: Index) -> None:
 def _words(progress: Progress) -> str:
     share = 100 * progress.done / progress.total
     left = progress.seconds_left
+    rate = f" at {progress.bytes_per_s / 1e6:,.0f} MB/s" if progress.bytes_per_s else ""
     remaining = "" if left is None else f", {_duration(left)} left"
-    return f"scanning: {share:.0f} % at {progress.bytes_per_s / 1e6:,.0f} MB/s{remaining}"
+    return f"scanning: {share:.0f} %{rate}{remaining}"
 
 
 def _duration(seconds: float) -> str:
