@@ -74,6 +74,10 @@ class LabelFileError(KldtuiError):
     """A label file cannot be read or written; it has not been touched."""
 
 
+class AnswerFileError(KldtuiError):
+    """A file of benchmark answers cannot be read or compared."""
+
+
 class ConfigError(KldtuiError):
     """The config file has a setting that kldtui does not know or cannot use."""
 

@@ -33,6 +33,7 @@ COMMANDS = {
         "kldtui.cli.reading:inspect",
         "Say what a recording holds and what is wrong with it.",
     ),
+    "answers": ("kldtui.cli.answers:answers", "Count the benchmark answers that flip."),
     "branch": ("kldtui.cli.branching:branch", "Continue from a root with both tokens, headless."),
 }
 """name -> (module:attribute, one line of help)"""
