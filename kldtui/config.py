@@ -75,6 +75,9 @@ class Config:
     root_order: str = _setting(
         "position", "The root list's order when a review opens.", choices=ROOT_ORDERS
     )
+    auto_branch: bool = _setting(
+        False, "While judging, branch at each root by itself as it is reached (the key `A`)."
+    )
     heat_low: float = _setting(0.01, "Where the heat scale begins, in nats.", 0.0001, 100)
     heat_high: float = _setting(3.0, "Where the heat scale ends, in nats.", 0.0001, 100)
     reviewer: str = _setting("", "Your name in the labels; empty: your user name on this computer.")
@@ -169,12 +172,18 @@ def _checked(setting: dataclasses.Field[Any], value: Any) -> Any:
     name, rule = setting.name, rule_of(setting)
     if name == "keys":
         return _checked_keys(value)
-    wanted = {"float": "a number", "int": "a whole number", "str": "a text in quotes"}
+    wanted = {
+        "float": "a number",
+        "int": "a whole number",
+        "str": "a text in quotes",
+        "bool": "true or false",
+    }
     kind = str(setting.type)
     fits = {
         "float": isinstance(value, int | float) and not isinstance(value, bool),
         "int": isinstance(value, int) and not isinstance(value, bool),
         "str": isinstance(value, str),
+        "bool": isinstance(value, bool),
     }[kind]
     if not fits:
         raise ConfigError(f"{name} must be {wanted[kind]}, not {_short(value)}")

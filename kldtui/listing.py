@@ -109,6 +109,8 @@ class Lookups:
 
     label: Callable[[int, int], str | None]
     text: Callable[[int, int], str]
+    in_call: Callable[[NDArray[np.int64]], NDArray[np.bool_]]
+    """For flat indices: which lie inside a tool call of the stream."""
 
 
 def list_roots(
@@ -121,8 +123,9 @@ def list_roots(
 ) -> NDArray[np.int64]:
     """Flat indices of the positions to list, in order. int64[k].
 
-    The union over the quants (or the one of the filter). `queue` puts the first root of each
-    chunk first, then the rest, each by cost, near ties after all others.
+    The union over the quants (or the one of the filter). `queue`: the first root of each chunk,
+    before the later ones that follow from it; of each, those in tool calls first; then by cost;
+    near ties after all others.
     """
     chosen = (quants.index(wanted.quant),) if wanted.quant else tuple(range(len(quants)))
     found = select(
@@ -147,7 +150,8 @@ def list_roots(
             chunks = np.array([index.layout.position(int(i)).chunk for i in found])
             later = np.zeros(found.size, bool)
             later[1:] = chunks[1:] == chunks[:-1]
-            ranks = np.lexsort((found, -np.nan_to_num(costs, nan=-1.0), later, near))
+            calls = lookups.in_call(found)
+            ranks = np.lexsort((found, -np.nan_to_num(costs, nan=-1.0), ~calls, later, near))
             found, near = found[ranks], near[ranks]
         if wanted.near_ties != "all":
             found = found[near if wanted.near_ties == "near" else ~near]

@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 
 from kldtui.index import Index, Kind, State
 
+FLOOR_ROOTS = 5
+"""With fewer, the floor's percentile says nothing, and the default near tie stands."""
+
 Sort = Literal["position", "cost", "kld", "margin"]
 ListKind = Literal["roots", "ties", "moved", "invalid"]
 
@@ -78,14 +81,16 @@ def moved_threshold(index: Index, quant: int) -> float:
 
 
 def near_tie_from_floor(index: Index, floor_quant: int) -> float:
-    """The 99th percentile of the costs (nats) of a null recording's roots; NaN if it has none.
+    """The 99th percentile of the costs (nats) of a null recording's roots; NaN if it has too few.
 
     The null recording is the reference's model recorded again (other micro-batch): what flips
     there flips by arithmetic alone.
     """
     costs = cost(index, floor_quant)[is_root(index, floor_quant)]
     costs = costs[~np.isnan(costs)]
-    return float(np.percentile(costs.astype(np.float64), 99)) if costs.size else float("nan")
+    if costs.size < FLOOR_ROOTS:
+        return float("nan")
+    return float(np.percentile(costs.astype(np.float64), 99))
 
 
 def select(

@@ -37,6 +37,7 @@ from kldtui.position import Position
 from kldtui.recordings import Recording, open_recording
 from kldtui.roots import Thresholds, flips_at, near_tie_from_floor
 from kldtui.search import find_text
+from kldtui.spans import call_tokens
 from kldtui.verify import VerifyResult
 from kldtui.vocab import Vocabulary, find_vocabulary, from_server
 
@@ -79,6 +80,7 @@ class Session:
     """What the reference said against itself, at the roots where it was asked."""
     counts: list[Counts] = field(default_factory=list)
     """Of each pair, the floor's last; as `count_anew` left them."""
+    _calls: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
     rollout: bool | None = None
     """Whether the stream is the reference's own greedy rollout; None while unknown."""
 
@@ -175,12 +177,23 @@ class Session:
 
     def listed(self, wanted: Filter, order: Order) -> NDArray[np.int64]:
         """Flat indices of the root list."""
-        lookups = Lookups(self._label_key, self._root_text)
+        lookups = Lookups(self._label_key, self._root_text, self._in_call)
         return list_roots(self.index, wanted, order, self.thresholds, self.names, lookups)
 
     def _label_key(self, i: int, quant: int) -> str | None:
         class_id = self.class_of(self.position(i), quant)
         return BY_ID[class_id].key if class_id in BY_ID else class_id
+
+    def _in_call(self, found: NDArray[np.int64]) -> NDArray[np.bool_]:
+        out = np.zeros(found.size, bool)
+        for k, i in enumerate(found.tolist()):
+            position = self.position(i)
+            held = self._calls.get(position.chunk)
+            if held is None:
+                held = call_tokens(self.vocab, self.chunk_tokens(position.chunk).tolist())
+                self._calls[position.chunk] = held
+            out[k] = held[position.t]
+        return out
 
     def _root_text(self, i: int, quant: int) -> str:
         facts = self.facts(i, quant)
@@ -240,6 +253,11 @@ class Session:
             raise LabelFileError("this review keeps no labels")
         name = self.quants[facts.quant].name
         self.labels.note(facts.position, name, text, self.evidence(facts), reached=how)
+
+    def skip(self, facts: RootFacts) -> None:
+        """Pass a root by without a label, so that a review resumes behind it, and undo returns."""
+        if self.labels is not None:
+            self.labels.skip(facts.position, self.quants[facts.quant].name)
 
     def step(self, what: Literal["undo", "redo"]) -> tuple[str, Position, int] | None:
         """Undo or redo: what was, where, and of which quant; None if there is nothing."""

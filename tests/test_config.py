@@ -21,7 +21,8 @@ DOCS = Path(__file__).parents[1] / "docs" / "config.md"
 def row_of(setting: dataclasses.Field[Any]) -> str:
     if setting.name == "keys":
         return f"| `[keys]` | {rule_of(setting).help} | none | any action |"
-    may_be = rule_of(setting).words or "any text"
+    free = "true or false" if isinstance(setting.default, bool) else "any text"
+    may_be = rule_of(setting).words or free
     default = json.dumps(setting.default)
     return f"| `{setting.name}` | {rule_of(setting).help} | `{default}` | {may_be} |"
 

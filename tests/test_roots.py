@@ -104,6 +104,14 @@ def test_moved_positions_have_a_roots_kld_and_no_flip(index: Index) -> None:
 
 
 def test_the_floor_gives_the_99th_percentile_of_its_roots_costs(index: Index) -> None:
-    assert near_tie_from_floor(index, 0) == pytest.approx(np.percentile([0.1, 2.0, 0.5], 99))
+    costs = [0.1, 2.0, 0.5, 0.3, 0.2]
+    pair = index.pairs[0]
+    pair["kind"][[1, 4, 8, 9, 10]] = Kind.ROOT
+    pair["ref_p_quant"][[1, 4, 8, 9, 10]] = -1 - np.array(costs)
+    assert near_tie_from_floor(index, 0) == pytest.approx(np.percentile(costs, 99))
+
+
+def test_a_floor_of_few_roots_sets_no_threshold(index: Index) -> None:
+    assert np.isnan(near_tie_from_floor(index, 0))
     index.pairs[1]["kind"][:] = Kind.AGREE
     assert np.isnan(near_tie_from_floor(index, 1))

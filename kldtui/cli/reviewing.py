@@ -84,7 +84,7 @@ def open_(
     branch_tokens: int | None,
 ) -> None:
     """Review where quants depart from REF, a recording of the reference."""
-    config = load_config()
+    config = _config()
     if branch_tokens is not None:
         config = dataclasses.replace(config, branch_tokens=branch_tokens)
     session = Session.open(
@@ -117,7 +117,7 @@ def open_(
 )
 def demo(labels: Path | None) -> None:
     """Review a packaged pair; its small model is fetched and served here meanwhile."""
-    config = load_config()
+    config = _config()
     with Demo() as running:
         pair = running.open()
         session = Session.open(
@@ -128,6 +128,15 @@ def demo(labels: Path | None) -> None:
             _run(session, config, running)
         finally:
             session.close()
+
+
+def _config() -> Config:
+    """The settings, their keys checked against the actions there are. Raises ConfigError."""
+    from kldtui.ui.actions import BY_ID
+
+    config = load_config()
+    config.check_keys(BY_ID)
+    return config
 
 
 def _run(session: Session, config: Config, running: Demo | None = None) -> None:

@@ -128,6 +128,13 @@ ACTIONS: tuple[Action, ...] = (
         "arms", "a", "Other arms", "Show the other arms: each model with the other's token", BRANCH
     ),
     Action(
+        "auto-branch",
+        "A",
+        "Branch by itself",
+        "While judging, branch at each root by itself as it is reached",
+        BRANCH,
+    ),
+    Action(
         "again", "B", "Branch anew", "Throw this root's branches away and make them again", BRANCH
     ),
     Action("verify", "v", "Verify", "Check that the servers hold the recorded models", BRANCH),

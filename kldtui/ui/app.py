@@ -16,7 +16,7 @@ from textual.command import DiscoveryHit, Hit, Hits, Provider
 from kldtui.config import Config
 from kldtui.demo import Demo
 from kldtui.session import Session
-from kldtui.ui.actions import ACTIONS, BY_ID, Action, keys_of
+from kldtui.ui.actions import ACTIONS, Action, keys_of
 from kldtui.ui.review import ReviewScreen
 
 
@@ -67,6 +67,5 @@ class KldtuiApp(App[None]):
     def on_mount(self) -> None:
         if self.config.theme in self.available_themes:
             self.theme = self.config.theme
-        self.config.check_keys(BY_ID)
         self.set_keymap(dict(self.config.keys))
         self.push_screen(self.review)

@@ -101,6 +101,14 @@ class ReviewScreen(ReviewView):
             flats = self.rows[ahead]
             row = int(ahead[flats.argmin() if step > 0 else flats.argmax()])
         else:
+            facts = self.facts
+            if (
+                step > 0
+                and facts is not None
+                and facts.is_root
+                and not self.session.class_of(facts.position, facts.quant)
+            ):
+                self.session.skip(facts)
             row += step
         if not 0 <= row < self.rows.size:
             self.say("this is the last root of the list" if step > 0 else "this is the first root")
@@ -244,6 +252,12 @@ class ReviewScreen(ReviewView):
     def action_longer(self) -> None:
         if self.facts is not None and not self.desk.busy:
             self.desk.longer(self.facts, self.arms)
+
+    def action_auto_branch(self) -> None:
+        self.auto_branch = not self.auto_branch
+        self.say(f"branching by itself while judging: {'on' if self.auto_branch else 'off'}")
+        if self.auto_branch and self.judging:
+            self.action_branch()
 
     def action_again(self) -> None:
         if self.facts is not None and self.facts.is_root:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from functools import partial
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +53,7 @@ from kldtui.ui.stream import StreamView
 from kldtui.ui.text import plain
 
 COUNT_SECONDS = 0.4
+SETTLE_SECONDS = 0.35
 PANES = ("roots", "stream", "detail", "left", "right")
 
 
@@ -80,8 +82,10 @@ class ReviewView(Screen[None]):
         self.session, self.config = session, config
         self.desk = Desk(session, self, config.branch_tokens, config.top_n_stored)
         self.filter = Filter()
-        self.order: Order = "position"
+        self.order = cast(Order, config.root_order)
+        self.auto_branch = config.auto_branch
         self.rows: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.unsaved = False
         self.hits: list[Position] = []
         self.needle = ""
         self.arms = MAIN_ARMS
@@ -126,6 +130,9 @@ class ReviewView(Screen[None]):
         self.refresh_all()
 
     def on_unmount(self) -> None:
+        labels = self.session.labels
+        if labels is not None and labels.path.exists():
+            labels.cursor = self.cursor
         self._cancel_scan.set()
         self._cancel_search.set()
 
@@ -199,16 +206,17 @@ class ReviewView(Screen[None]):
 
     def _resume(self) -> None:
         """Start where the person stood: at the first unlabelled root after the last one."""
-        if self.session.labels is not None and self.rows.size:
+        labels = self.session.labels
+        if labels is not None and labels.last is not None and self.rows.size:
             pairs = [
                 (self.session.position(int(i)), self.session.names[k])
                 for i in self.rows
-                for k in self.session.flips(int(i))[:1]
+                for k in self.session.flips(int(i))
             ]
-            row = self.session.labels.resume_at(pairs)
-            if row is not None and row < self.rows.size:
-                self.choose(row)
-                return
+            position, name = pairs[labels.resume_at(pairs)]
+            self.cursor = position
+            self.quant = self.session.names.index(name)
+            return
         if self.rows.size:
             self.choose(0)
 
@@ -261,8 +269,9 @@ class ReviewView(Screen[None]):
         )
 
     def refresh_status(self) -> None:
+        activity = self.desk.activity or self._preparing
         left, right = words.status_parts(
-            self.session, self.quant, self._scan_words, self.desk.activity or self._preparing
+            self.session, self.quant, self._scan_words, activity, self.unsaved
         )
         self.query_one(StatusBar).show(left, right)
         n = self.session.index.layout.n
@@ -315,8 +324,10 @@ class ReviewView(Screen[None]):
         try:
             change()
         except LabelFileError as error:
+            self.unsaved = True
             self.say(str(error), "error")
             return False
+        self.unsaved = False
         return True
 
     def refresh_after_label(self) -> None:
@@ -364,6 +375,13 @@ class ReviewView(Screen[None]):
         self._part = ("left", None)
         self.query_one(RootList).choose(self.row_of_cursor())
         self.refresh_all()
+        if self.judging and self.auto_branch:
+            self.set_timer(SETTLE_SECONDS, partial(self._branch_if_still_at, self.cursor))
+
+    def _branch_if_still_at(self, position: Position) -> None:
+        facts = self.facts
+        if position == self.cursor and self.judging and facts is not None and facts.is_root:
+            self.desk.branch(facts, self.arms)
 
     def _scan_here(self) -> None:
         """What is on screen does not wait for its turn in the background pass."""

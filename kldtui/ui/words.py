@@ -77,7 +77,7 @@ def empty_words(session: Session, wanted: Filter, scanned: bool) -> str:
 
 
 def status_parts(
-    session: Session, quant: int, scan: str, activity: str
+    session: Session, quant: int, scan: str, activity: str, unsaved: bool
 ) -> tuple[list[Part], list[Part]]:
     """The status line: (left, right)."""
     left: list[Part] = []
@@ -102,7 +102,7 @@ def status_parts(
         left.append(("ids only: --tokenizer FILE gives text", marks.WARN))
     done, total = session.labelled()
     right: list[Part] = [(f"labelled {done}/{total}", marks.GOOD)]
-    if session.labels is not None and session.labels.unsaved:
+    if unsaved:
         right.insert(0, ("NOT SAVED", marks.WARN))
     if scan:
         right.insert(0, (scan, marks.HIT))

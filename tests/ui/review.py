@@ -7,7 +7,7 @@ Must not know: how panes draw.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,9 @@ def open_review(folder: Path, quants: Sequence[str] = ("q4",), **options: Any) -
     return session
 
 
+Script = Callable[[Sequence[int]], Sequence[int | float | EngineError]]
+
+
 class ScriptedEngine:
     """An engine that says what it is told to, and knows a recording's rows by their prefix.
 
@@ -109,11 +112,12 @@ class ScriptedEngine:
         self,
         session: Session,
         recording: Any,
-        script: Callable[[Sequence[int]], Sequence[int | float | EngineError]],
+        script: Script,
         url: str = "http://127.0.0.1:1",
     ) -> None:
         self.url = url
         self.info: EngineInfo | None = None
+        self.capabilities: Capabilities | None = None
         self.settings: dict[str, Any] = {"temperature": 0}
         self.capabilities = Capabilities(True, True, None, True, True)
         self.arriving = b""
@@ -135,7 +139,7 @@ class ScriptedEngine:
 
     async def generate(
         self, prefix: Sequence[int], n: int, top_n: int, *, cache: bool = False
-    ) -> AsyncIterator[Token | Finish]:
+    ) -> AsyncGenerator[Token | Finish, None]:
         self.asked.append(list(prefix))
         count = 0
         for item in self._script(prefix):
@@ -164,8 +168,8 @@ class ScriptedEngine:
 
 def add_engines(
     session: Session,
-    ref: Callable[[Sequence[int]], Sequence[int | float | EngineError]],
-    quant: Callable[[Sequence[int]], Sequence[int | float | EngineError]],
+    ref: Script,
+    quant: Script,
 ) -> tuple[ScriptedEngine, ScriptedEngine]:
     """Both engines of a review with one quant."""
     engines = (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kldtui.errors import EngineBroke, EngineUnreachable
+from kldtui.errors import EngineBroke, EngineError, EngineUnreachable
 from kldtui.position import Position
 from tests.ui.review import Driver, add_engines, open_review, running
 
@@ -267,7 +267,10 @@ async def test_a_server_that_dies_leaves_the_partial_branch_and_a_second_try_suc
     tmp_path: Path,
 ) -> None:
     session = open_review(tmp_path)
-    answers = [[0, 1, EngineBroke("the server closed the connection")], [0, 1, 2]]
+    answers: list[list[int | float | EngineError]] = [
+        [0, 1, EngineBroke("the server closed the connection")],
+        [0, 1, 2],
+    ]
     add_engines(session, lambda p: answers.pop(0), lambda p: [0])
     async with running(session) as driver:
         await driver.press("b")
