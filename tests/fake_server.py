@@ -20,6 +20,7 @@ BOS = 1
 TEXT = 97
 VOCABULARY: dict[int, bytes] = {0: b"", BOS: b"", EOG: b""}
 VOCABULARY |= {id: bytes([id]) for id in range(3, 256)}
+VOCABULARY |= {id: b" w%d" % id for id in range(256, 300)}
 VOCABULARY |= {
     300: "美".encode(),
     301: "美".encode()[:2],

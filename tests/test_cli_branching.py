@@ -1,0 +1,223 @@
+"""`kldtui branch`: both arms of a root on stdout, as text or JSON, whatever the servers do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from kldtui.branching import Branch
+from kldtui.cli import cli
+from tests.builders import Stream, log_softmax, write_kld
+from tests.fake_server import BOS, EOG, FakeLlama
+
+N_VOCAB, N_CTX = 306, 24
+STREAM = Stream(np.random.default_rng(1).integers(97, 122, (2, N_CTX)).astype(np.int32), N_VOCAB)
+T = STREAM.first_t + 3
+ROOT = f"c1:t{T}"
+
+
+def logits(seed: int, best: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Like every other seed's, but for noise; at ROOT `best` is the best token."""
+    base = np.random.default_rng(9).normal(0, 2, (STREAM.records, N_VOCAB))
+    made = base + np.random.default_rng(seed).normal(0, 0.8, base.shape)
+    made[STREAM.per_chunk + 3, best] = 12
+    return made.astype(np.float32)
+
+
+REF, QUANT = logits(1, 98), logits(2, 99)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    ref = write_kld(tmp_path / "ref.kld", STREAM, REF)
+    return ref, write_kld(tmp_path / "q4.kld", STREAM, QUANT)
+
+
+def server(made: np.ndarray[Any, Any], said: list[int], **more: Any) -> FakeLlama:
+    """A server that agrees with the recording of `made`, and says `said` after ROOT."""
+    logp = log_softmax(made)
+
+    def next_top(prompt: list[int]) -> list[tuple[int, float]]:
+        after = len(prompt) - T - 1
+        chunk = STREAM.tokens[1].tolist()
+        if after >= 0 and prompt[1:T] == chunk[1:T] and prompt[T] != chunk[T]:
+            best = said[after] if after < len(said) else EOG
+            return [(best, -0.1), *((id, -3.0) for id in range(306) if id != best)]
+        row = logp[0]
+        for c in (0, 1):
+            if len(prompt) >= STREAM.first_t and prompt[1] == STREAM.tokens[c][1]:
+                row = logp[c * STREAM.per_chunk + len(prompt) - STREAM.first_t]
+        return [(int(id), float(row[id])) for id in np.argsort(-row, kind="stable")]
+
+    return FakeLlama(next_top=next_top, n_vocab=N_VOCAB, **more)
+
+
+CALL = b'{"name": "f", "arguments": "{"}'
+
+
+@pytest.fixture
+def servers() -> Iterator[tuple[FakeLlama, FakeLlama]]:
+    with ExitStack() as stack:
+        yield (
+            stack.enter_context(server(REF, [*b"ok", EOG]).in_thread()),
+            stack.enter_context(server(QUANT, [*CALL, EOG]).in_thread()),
+        )
+
+
+def branch(pair: tuple[Path, Path], *args: str) -> Result:
+    ref, quant = pair
+    line = ["branch", str(ref), "--quant", str(quant), "--root", ROOT, *args]
+    return CliRunner().invoke(cli, line)
+
+
+def test_both_arms_as_json(pair: tuple[Path, Path], servers: tuple[FakeLlama, FakeLlama]) -> None:
+    ref, quant = servers
+    urls = ("--ref-server", ref.url, "--quant-server", quant.url)
+    done = branch(pair, *urls, "-n", "32", "--top", "3", "--json")
+    assert done.exit_code == 0, done.stderr
+    data = json.loads(done.stdout)
+    first, second = data["arms"]
+    prefix = STREAM.tokens[1][:T].tolist()
+    assert (first["engine"], first["start"], first["start_id"]) == ("ref", "ref", 98)
+    assert (second["engine"], second["start"], second["start_id"]) == ("quant", "quant", 99)
+    assert first["prefix_ids"] == second["prefix_ids"] == prefix
+    assert first["tokens"] == [*b"ok", EOG]
+    assert (first["text"], first["stop"], first["complete"]) == ("ok</s>", "eog", True)
+    assert [len(top) for top in first["top"]] == [3, 3, 3]
+    assert second["text"].startswith(CALL.decode())
+    assert second["hint"]["kind"] == "arguments_do_not_parse"
+    assert data["verify"]["ref"]["verdict"] == data["verify"]["quant"]["verdict"] == "ok"
+    assert data["meeting"]["parts_at"] == 0
+    assert data["root"] is True
+    for stored in data["arms"]:
+        read = Branch.from_json(stored | {"engine": stored["server"]})
+        assert read.ids == stored["tokens"]
+
+
+def test_text_streams_for_people(
+    pair: tuple[Path, Path], servers: tuple[FakeLlama, FakeLlama]
+) -> None:
+    ref, quant = servers
+    done = branch(pair, "--ref-server", ref.url, "--quant-server", quant.url)
+    assert done.exit_code == 0, done.stderr
+    assert "R·r: the reference engine continues the reference token" in done.stdout
+    assert "bok</s>" in done.stdout
+    assert CALL.decode() in done.stdout
+    assert "hint: does not parse" in done.stdout
+    assert "eog]" in done.stdout
+    assert done.stderr == ""
+
+
+def test_one_server_continues_both_arms(pair: tuple[Path, Path]) -> None:
+    with server(REF, [*b"ok", EOG]).in_thread() as one:
+        done = branch(pair, "--ref-server", one.url, "--json")
+    data = json.loads(done.stdout)
+    assert [arm["arm"] for arm in data["arms"]] == ["R·r", "Q·q"]
+    assert [arm["served_by"] for arm in data["arms"]] == ["ref", "ref"]
+    assert list(data["verify"]) == ["ref"]
+
+
+def test_other_arms(pair: tuple[Path, Path], servers: tuple[FakeLlama, FakeLlama]) -> None:
+    ref, quant = servers
+    urls = ("--ref-server", ref.url, "--quant-server", quant.url)
+    done = branch(pair, *urls, "--arm", "Rq", "--arm", "qr", "--json")
+    arms = json.loads(done.stdout)["arms"]
+    assert [(arm["arm"], arm["start_id"]) for arm in arms] == [("R·q", 99), ("Q·r", 98)]
+
+
+def test_exchanged_servers_are_said_and_stored(
+    pair: tuple[Path, Path], servers: tuple[FakeLlama, FakeLlama]
+) -> None:
+    ref, quant = servers
+    done = branch(pair, "--ref-server", quant.url, "--quant-server", ref.url, "--json")
+    assert done.exit_code == 0
+    assert "exchanged" in done.stderr
+    data = json.loads(done.stdout)
+    assert {each["verdict"] for each in data["verify"].values()} == {"swapped"}
+    assert all(arm["verify"]["verdict"] == "swapped" for arm in data["arms"])
+
+
+def test_a_server_that_dies_leaves_the_branches_and_a_failed_status(
+    pair: tuple[Path, Path],
+) -> None:
+    with server(REF, [*b"okay"], dies_after=2).in_thread() as dying:
+        done = branch(pair, "--ref-server", dying.url, "--json")
+    assert done.exit_code == 2
+    data = json.loads(done.stdout)
+    assert [arm["text"] for arm in data["arms"]] == ["ok", "ok"]
+    assert all(arm["stop"] == "error" and not arm["complete"] for arm in data["arms"])
+    assert "closed the connection" in data["arms"][0]["error"]
+    assert done.stderr.startswith("kldtui: http://127.0.0.1")
+
+
+def test_a_model_cannot_steer_the_terminal(pair: tuple[Path, Path]) -> None:
+    said = [*b"a\x1b]52;c;x\x07\r[red]", EOG]
+    with server(REF, said).in_thread() as one:
+        done = branch(pair, "--ref-server", one.url, "--no-verify")
+    assert "\x1b" not in done.stdout
+    assert "\x07" not in done.stdout
+    assert "\r" not in done.stdout
+    assert "[red]" in done.stdout
+
+
+def test_a_server_without_the_recordings_bos_is_sent_it_and_named(tmp_path: Path) -> None:
+    tokens = STREAM.tokens.copy()
+    tokens[0, 0] = BOS
+    ref = write_kld(tmp_path / "ref.kld", Stream(tokens, N_VOCAB), REF)
+    quant = write_kld(tmp_path / "q4.kld", Stream(tokens, N_VOCAB), QUANT)
+    right = server(REF, [*b"ok", EOG])
+    lost = server(logits(7, 100), [EOG])
+    known, other = right.next_top, lost.next_top
+    assert known is not None
+    assert other is not None
+    right.next_top = lambda prompt: known(prompt) if prompt[0] == BOS else other(prompt)
+    with right.in_thread() as one:
+        done = branch((ref, quant), "--ref-server", one.url, "--json")
+    data = json.loads(done.stdout)
+    assert data["verify"]["ref"]["verdict"] == "bos"
+    assert data["arms"][0]["prefix_ids"] == [BOS, *tokens[1, 1:T].tolist()]
+    assert "begins with BOS" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([], "--ref-server"),
+        (["--ref-server", "ftp://x"], "no HTTP URL"),
+        (["--ref-server", "http://127.0.0.1:9"], "nothing answers there"),
+        (["--ref-server", "h", "--root", "c1:t2"], "c1:t2 is not recorded; of chunk 1: t13 to t23"),
+        (["--ref-server", "h", "--root", "c9:t2"], "has chunks 0 to 1"),
+        (["--ref-server", "h", "--root", "x"], "not a position"),
+        (["--ref-server", "h", "--arm", "Qq", "--quant-server", "other=h"], "the quant is q4"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    pair: tuple[Path, Path], args: list[str], words: str
+) -> None:
+    done = branch(pair, *args)
+    assert done.exit_code == 2
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_where_both_say_the_same_it_branches_but_says_so(
+    pair: tuple[Path, Path], servers: tuple[FakeLlama, FakeLlama]
+) -> None:
+    agree = next(
+        k
+        for k in range(STREAM.per_chunk)
+        if REF[STREAM.per_chunk + k].argmax() == QUANT[STREAM.per_chunk + k].argmax()
+    )
+    url = servers[0].url
+    place = f"c1:t{STREAM.first_t + agree}"
+    done = branch(pair, "--ref-server", url, "--no-verify", "--root", place, "-n", "2", "--json")
+    assert done.exit_code == 0, done.stderr
+    assert "is no root: both say the same" in done.stderr
+    assert json.loads(done.stdout)["root"] is False
