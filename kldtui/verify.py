@@ -85,8 +85,8 @@ async def verify(
 ) -> VerifyResult:
     """Compare a connected server with the recording it should have made.
 
-    Positions: 8 of short prefix where `own` and `other` differ most, 16 spread over
-    such, and `root`. It passes under 0.3 nat if it is not nearer to `other`; both BOS rules are tried where
+    Positions: 8 of short prefix where `own` and `other` differ most, 16 spread over such, and
+    `root`. It passes under 0.3 nat if it is not nearer to `other`; both BOS rules are tried where
     it fails or where file and server disagree about BOS. `index` (perhaps half scanned) helps to
     choose chunks. Raises EngineError where the server fails at answering.
     """
