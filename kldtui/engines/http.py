@@ -75,7 +75,7 @@ class Address:
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         netloc = host if port is None else f"{host}:{port}"
         path = parts.path.rstrip("/")
-        for end in ("/completion", "/completions", "/v1"):
+        for end in ("/completion", "/completions", "/generate", "/v1"):
             path = path.removesuffix(end)
         query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
         return cls(
