@@ -20,7 +20,7 @@ from kldtui.engines.base import (
     Top,
     wait_ready,
 )
-from kldtui.engines.llama_server import LlamaServer
+from kldtui.engines.probe import Access, Probed
 from kldtui.errors import EngineError
 
 __all__ = [
@@ -40,14 +40,20 @@ _FOR_BOTH = "KLDTUI_API_KEY"
 
 
 def open_engine(
-    url: str, role: Literal["ref", "quant"], *, api_key_file: Path | None = None, build: str = ""
+    url: str,
+    role: Literal["ref", "quant"],
+    *,
+    api_key_file: Path | None = None,
+    build: str = "",
+    tokenizer: Path | None = None,
 ) -> Engine:
-    """An engine for the server at `url`, not yet connected.
+    """An engine for whatever server is at `url`, which is not contacted before `connect`.
 
     The API key is read from `api_key_file`, else from KLDTUI_REF_API_KEY or
     KLDTUI_QUANT_API_KEY, else from KLDTUI_API_KEY. `url` may hold `user:password@` (HTTP basic)
-    and `?model=NAME` (a llama-server with several models). `build` names the build of a server
-    that does not know its own, as packaged ones do not. Raises EngineError for what is no
+    and `?model=NAME` (a server with several models). `build` names the build of a server
+    that does not know its own, as packaged ones do not; `tokenizer` is its model's, for a server
+    that takes text. Raises EngineError for what is no
     URL, or a key file that cannot be read.
     """
     variable = _VARIABLES[role]
@@ -60,4 +66,4 @@ def open_engine(
     else:
         key = (os.environ.get(variable) or os.environ.get(_FOR_BOTH) or "").strip()
     hint = f"{variable} (or {_FOR_BOTH})"
-    return LlamaServer(url, api_key=key or None, key_hint=hint, build=build)
+    return Probed(Access(url, api_key=key or None, key_hint=hint, build=build, tokenizer=tokenizer))

@@ -1,6 +1,6 @@
-"""Who answers at a URL: a llama-server and its model, or something else, by name.
+"""Which llama-server answers at a URL, and with which model.
 
-Knows: `/health`, `/v1/models`, `/props`, `/tokenize`, and how other servers give themselves away.
+Knows: `/health`, `/v1/models`, `/props`, `/tokenize` of llama-server.
 Must not know: how anything is generated.
 """
 
@@ -9,23 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-
 from kldtui.engines.base import EngineInfo
 from kldtui.engines.http import Http
+from kldtui.engines.who import recognise
 from kldtui.errors import EngineRefused, UnusableEngine
 
-_INSTEAD = "serve the GGUF file with llama-server"
-_OWNERS = {
-    "library": "Ollama",
-    "organization_owner": "LM Studio",
-    "me": "llama-cpp-python's server",
-    "tabbyapi": "TabbyAPI",
-    "koboldcpp": "KoboldCpp",
-    "vllm": "vLLM",
-    "sglang": "SGLang",
-}
-_NOT_YET = ("vLLM", "SGLang", "mlx_lm.server")
 _DETAILS = ("n_params", "size", "n_ctx_train", "ftype", "vocab_type")
 
 
@@ -41,12 +29,12 @@ async def probe(http: Http, build: str = "") -> Found:
     """Ask who is there. Raises EngineUnreachable, EngineLoading, EngineUnauthorized,
     EngineRefused, or UnusableEngine for what is no llama-server with a model. `build` is taken
     where the server does not know its own."""
-    _, health, _ = await http.get("/health")
+    await http.get("/health")
     _, models, headers = await http.get("/v1/models")
     model = _first(models)
     status, props, _ = await http.get("/props")
     if not isinstance(props, dict) or status != 200 or not _is_llama(props):
-        raise http.error(UnusableEngine, await _other(http, model, health, headers))
+        raise http.error(UnusableEngine, await _other(http, headers.get("server", "")))
     if props.get("role") == "router" and "model" not in http.address.query:
         names = ", ".join(_names(models)) or "none"
         raise http.error(
@@ -157,33 +145,12 @@ async def _text_id(http: Http) -> int | None:
     return int(ids[-1]) if ids else None
 
 
-async def _other(http: Http, model: dict[str, Any], health: Any, headers: httpx.Headers) -> str:
-    """Words for a server that is no llama-server."""
-    name = _OWNERS.get(str(model.get("owned_by") or "").lower(), "")
-    if not name:
-        name = await _by_root(http)
-    if (
-        not name
-        and _dict(health).get("status") == "ok"
-        and set(model) == {"id", "object", "created"}
-    ):
-        name = "mlx_lm.server"
-    if name in _NOT_YET:
-        return f"this is {name}, from which kldtui cannot branch yet; {_INSTEAD}"
-    if name:
-        return f"this is {name}, which takes no token ids; {_INSTEAD}"
-    server = headers.get("server", "")
+async def _other(http: Http, server: str) -> str:
+    """Words for a server that is no llama-server, which calls itself `server`."""
     if server.lower().startswith("llama.cpp"):
         return "this llama-server is too old to say what it is (/props); use a build from 2025"
-    seen = f" (it calls itself {server!r})" if server else ""
-    return f"this is no llama-server{seen}; {_INSTEAD}"
-
-
-async def _by_root(http: Http) -> str:
-    status, version, _ = await http.get("/api/version")
-    if status == 200 and set(_dict(version)) == {"version"}:
-        return "Ollama"
-    status, lm_studio, _ = await http.get("/api/v0/models")
-    if status == 200 and isinstance(_dict(lm_studio).get("data"), list):
-        return "LM Studio"
-    return ""
+    seen = await recognise(http)
+    if seen.kind is not None:
+        return f"this is {seen.name}, not llama-server"
+    called = f" (it calls itself {server!r})" if server else ""
+    return seen.refusal if seen.name else f"this is no llama-server{called}"
