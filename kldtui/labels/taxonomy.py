@@ -32,19 +32,19 @@ TAXONOMY: tuple[LabelClass, ...] = (
         "1",
         "recovers",
         "recovers",
-        "It strays for some tokens, then comes to the same outcome.",
+        "It strays for some tokens, then comes to the same end.",
     ),
     LabelClass(
         "2",
         "changes_meaning",
         "changes meaning",
-        "It says or does something else; the reference was right.",
+        "It says or does something else, and is wrong.",
     ),
     LabelClass(
         "3",
         "malformed_tool_call",
         "malformed tool call",
-        "Its call does not parse or does not fit its schema.",
+        "Its call does not parse or fit its schema.",
     ),
     LabelClass(
         "4",
@@ -62,7 +62,7 @@ TAXONOMY: tuple[LabelClass, ...] = (
         "6",
         "quant_better",
         "quant better",
-        "It is right where the reference is wrong or worse.",
+        "It is right where the reference is worse.",
     ),
     LabelClass(
         "7",

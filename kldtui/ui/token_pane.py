@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from rich.cells import set_cell_size
+from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
@@ -19,8 +19,10 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from kldtui.ui import marks
+from kldtui.ui.text import fit
 from kldtui.ui.wrap import Wrapped
 from kldtui.vocab import Display
+from kldtui.vocab.glyphs import NEWLINE
 
 
 @dataclass(slots=True)
@@ -33,6 +35,11 @@ class Cells:
     displays: list[Display] = field(default_factory=list)
     styles: list[Style] = field(default_factory=list)
     marks: dict[int, tuple[str, Style]] = field(default_factory=dict)
+
+
+def tail(display: Display) -> str:
+    """What follows a token's last line feed: it begins the next line."""
+    return display.text[display.text.rfind(NEWLINE) + 1 :] if display.newline else ""
 
 
 class TokenPane(ScrollView, can_focus=True):
@@ -69,7 +76,12 @@ class TokenPane(ScrollView, can_focus=True):
             (d.text.startswith(" ") for d in self.cells.displays), bool, len(self.cells.displays)
         )
         openers[1:] |= breaks[:-1]
-        self.wrapped = Wrapped(widths, breaks, width, openers)
+        tails = np.fromiter(
+            (cell_len(tail(d)) if d.newline else 0 for d in self.cells.displays),
+            np.int64,
+            len(self.cells.displays),
+        )
+        self.wrapped = Wrapped(widths, breaks, width, openers, tails)
         self.virtual_size = Size(width, self.wrapped.lines)
         self._strips.clear()
         self.refresh()
@@ -88,7 +100,9 @@ class TokenPane(ScrollView, can_focus=True):
         before, self.at = self.at, at
         for token in (before, at):
             if token is not None and token < self.wrapped.n:
-                self._refresh_line(self.wrapped.line_of(token))
+                line = self.wrapped.line_of(token)
+                self._refresh_line(line)
+                self._refresh_line(line + 1)
         self.reveal()
 
     def _refresh_line(self, line: int) -> None:
@@ -102,24 +116,35 @@ class TokenPane(ScrollView, can_focus=True):
         line = y + self.scroll_offset.y
         width = self.scrollable_content_region.width
         first, stop = self.wrapped.span(line)
-        at = self.at if self.at is not None and first <= self.at < stop else None
+        before = first - (1 if self.wrapped.indent(line) else 0)
+        at = self.at if self.at is not None and before <= self.at < stop else None
         focused = self.has_focus
         key = (line, width, at, focused if at is not None else None)
         strip = self._strips.get(key)
         if strip is None:
-            strip = self._draw(first, stop, at, focused, width)
+            strip = self._draw(line, at, focused, width)
             self._strips[key] = strip
         return strip
 
-    def _draw(self, first: int, stop: int, at: int | None, focused: bool, width: int) -> Strip:
+    def _draw(self, line: int, at: int | None, focused: bool, width: int) -> Strip:
+        first, stop = self.wrapped.span(line)
         cursor = marks.CURSOR if focused else marks.CURSOR_ELSEWHERE
         segments: list[Segment] = []
+        indent = self.wrapped.indent(line)
+        if indent:
+            style = self.cells.styles[first - 1]
+            rest = tail(self.cells.displays[first - 1])
+            segments.append(
+                Segment(fit(rest, indent), style + cursor if at == first - 1 else style)
+            )
         for token in range(first, stop):
             display, style = self.cells.displays[token], self.cells.styles[token]
             mark = self.cells.marks.get(token)
             if mark is not None:
                 segments.append(Segment(mark[0], mark[1]))
             text = display.text
+            if display.newline:
+                text = text[: len(text) - len(tail(display))]
             if display.width + (mark is not None) > width:
                 text = set_cell_size(text, max(0, width - 1 - (mark is not None))) + "…"
             segments.append(Segment(text, style + cursor if token == at else style))

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 
 class Wrapped:
-    """Tokens 0…n-1 laid greedily into lines of `width` cells; a token is never split.
+    """Tokens 0…n-1 laid greedily into lines of `width` cells.
 
-    widths: int array[n], cells of each token. breaks: bool array[n], true where a line ends after
-    the token. openers: bool array[n], true where a token may begin a line (a word's first one);
-    a word wider than a line is broken between its tokens. A token wider than a line has a line of
-    its own. Laying out costs two binary searches a line, looking up costs one.
+    widths: int array[n], cells of each token. breaks: bool array[n], true where a line ends with
+    the token. tails: int array[n], of a token that ends a line, the cells that follow its line
+    feed: they begin the next line. openers: bool array[n], true where a token may begin a line (a
+    word's first one); a word wider than a line is broken between its tokens. A token wider than a
+    line has a line of its own. Laying out costs two binary searches a line, looking up costs one.
     """
 
     def __init__(
@@ -25,17 +26,21 @@ class Wrapped:
         breaks: NDArray[np.bool_],
         width: int,
         openers: NDArray[np.bool_] | None = None,
+        tails: NDArray[np.integer] | None = None,
     ) -> None:
         self.n = int(widths.size)
         self.width = max(1, width)
-        self.ends = np.cumsum(widths, dtype=np.int64)
+        self._tails = np.zeros(self.n, np.int64) if tails is None else np.where(breaks, tails, 0)
+        self._tails = np.minimum(self._tails, self.width - 1)
+        self._breaks = breaks
+        self.ends = np.cumsum(widths - self._tails, dtype=np.int64)
         forced = np.flatnonzero(breaks) + 1
         words = None if openers is None else np.flatnonzero(openers)
         starts = [0] if self.n else []
         at, next_forced = 0, 0
         while at < self.n:
-            used = int(self.ends[at - 1]) if at else 0
-            stop = int(np.searchsorted(self.ends, used + self.width, side="right"))
+            room = self.width - self._indent_at(at)
+            stop = int(np.searchsorted(self.ends, self._before(at) + room, side="right"))
             stop = max(stop, at + 1)
             if words is not None and stop < self.n:
                 word = int(np.searchsorted(words, stop, side="right")) - 1
@@ -46,36 +51,49 @@ class Wrapped:
             if next_forced < forced.size:
                 stop = min(stop, int(forced[next_forced]))
             at = stop
-            if at < self.n:
+            if at < self.n or (self._tails[at - 1] and self._breaks[at - 1]):
                 starts.append(at)
         self.starts = np.array(starts, np.int64)
+
+    def _before(self, token: int) -> int:
+        """Cells of all that is laid before a token, tails apart."""
+        return int(self.ends[token - 1]) if token else 0
+
+    def _indent_at(self, token: int) -> int:
+        return int(self._tails[token - 1]) if token and self._breaks[token - 1] else 0
 
     @property
     def lines(self) -> int:
         return int(self.starts.size)
 
     def line_of(self, token: int) -> int:
-        """The line that holds a token."""
+        """The line that a token begins in."""
         return int(np.searchsorted(self.starts, token, side="right")) - 1
 
     def span(self, line: int) -> tuple[int, int]:
-        """The tokens of a line, as [first, last)."""
+        """The tokens that begin in a line, as [first, last)."""
         if not 0 <= line < self.lines:
             return (self.n, self.n)
         stop = int(self.starts[line + 1]) if line + 1 < self.lines else self.n
         return int(self.starts[line]), stop
 
+    def indent(self, line: int) -> int:
+        """Cells at a line's begin that belong to the token before it."""
+        return self._indent_at(self.span(line)[0]) if 0 <= line < self.lines else 0
+
     def column_of(self, token: int) -> int:
         """The cell at which a token begins within its line."""
         first, _ = self.span(self.line_of(token))
-        before = int(self.ends[token - 1]) if token else 0
-        return before - (int(self.ends[first - 1]) if first else 0)
+        return self._before(token) - self._before(first) + self._indent_at(first)
 
     def token_at(self, line: int, column: int) -> int | None:
         """The token over a cell; the line's last one beyond its end; None outside all lines."""
-        first, stop = self.span(line)
-        if first == stop:
+        if not 0 <= line < self.lines:
             return None
-        base = int(self.ends[first - 1]) if first else 0
-        token = int(np.searchsorted(self.ends, base + max(0, column), side="right"))
+        first, stop = self.span(line)
+        indent = self._indent_at(first)
+        if column < indent or first == stop:
+            return first - 1
+        target = self._before(first) + column - indent
+        token = int(np.searchsorted(self.ends, max(target, self._before(first)), side="right"))
         return min(max(token, first), stop - 1)

@@ -75,6 +75,17 @@ def test_words_or_not_every_token_is_laid_once_and_lines_fit(
     assert all(stop == first + 1 or widths[first:stop].sum() <= width for first, stop in spans)
 
 
+def test_what_follows_a_line_feed_begins_the_next_line() -> None:
+    widths = np.array([3, 4, 2, 5], np.int64)
+    breaks = np.array([False, True, False, True])
+    laid = Wrapped(widths, breaks, 10, None, np.array([0, 3, 0, 4]))
+    assert [laid.span(line) for line in range(laid.lines)] == [(0, 2), (2, 4), (4, 4)]
+    assert [laid.indent(line) for line in range(laid.lines)] == [0, 3, 4]
+    assert laid.column_of(2) == 3
+    assert [laid.token_at(1, x) for x in (0, 2, 3, 5)] == [1, 1, 2, 3]
+    assert laid.token_at(2, 0) == 3
+
+
 def test_no_tokens_is_no_line() -> None:
     laid = wrapped([], 10)
     assert laid.lines == 0
