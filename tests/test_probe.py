@@ -12,7 +12,7 @@ from kldtui.engines.llama_server import LlamaServer
 from kldtui.engines.probe import MAKERS, Access, Probed
 from kldtui.engines.sglang import SglangServer
 from kldtui.engines.vllm import VllmServer
-from kldtui.engines.who import recognise
+from kldtui.engines.who import INSTEAD, NAMES, recognise
 from kldtui.errors import (
     EngineBroke,
     EngineError,
@@ -360,3 +360,32 @@ def test_what_is_no_url_is_refused_before_anything_is_asked() -> None:
 def test_a_key_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="cannot read the API key"):
         open_engine("http://host", "ref", api_key_file=tmp_path / "none")
+
+
+# ── the documentation ────────────────────────────────────────────────────────────────────────
+
+
+def test_the_table_of_the_documentation_is_what_the_engines_say() -> None:
+    text = (Path(__file__).parent.parent / "docs/engines.md").read_text("utf-8")
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line.startswith("|")
+    ]
+    header = rows[0]
+    said = {row[0]: dict(zip(header, row, strict=True)) for row in rows if len(row) == len(header)}
+    for kind, make in MAKERS.items():
+        name, can = NAMES[kind], make(Access("http://127.0.0.1:1")).capabilities
+        assert can is not None
+        flags = {
+            "takes ids": can.takes_ids,
+            "returns ids": can.returns_ids,
+            "probabilities as it streams": can.streams_probabilities,
+            "a request can avoid its cache": can.cache_switch,
+        }
+        for row, able in flags.items():
+            assert said[row][name].startswith("yes" if able else "no"), (row, name)
+        limit = "any number" if can.top_n_limit is None else str(can.top_n_limit)
+        assert said["candidates a position"][name].startswith(limit)
+    for refused in INSTEAD:
+        assert f"\n| {refused} |" in text
