@@ -140,6 +140,29 @@ async def test_a_router_names_its_models_and_takes_the_one_chosen() -> None:
         assert fake.bodies()[-1]["model"] == "b"
 
 
+async def test_a_router_is_waited_for_while_it_loads_the_model_chosen() -> None:
+    cards: list[dict[str, Any]] = [{"id": "a"}, {"id": "b", "status": {"value": "loading"}}]
+    replies: dict[str, tuple[int, Any]] = {"/v1/models": (200, {"data": cards})}
+    async with FakeLlama(replies=replies) as fake:
+        engine = open_engine(fake.url + "?model=b", "ref")
+        with pytest.raises(EngineLoading, match="it loads b; wait"):
+            await engine.connect()
+        cards[1]["status"] = {"value": "loaded"}
+        info = await engine.connect()
+    assert info.kind == "llama-server"
+
+
+async def test_a_name_that_a_router_does_not_have_is_refused_with_those_it_has() -> None:
+    missing = (404, {"error": {"message": "model not found", "code": 404}})
+    replies: dict[str, tuple[int, Any]] = {
+        "/v1/models": (200, {"data": [{"id": "a"}, {"id": "b"}]}),
+        "/props": missing,
+    }
+    async with FakeLlama(replies=replies, headers={"Server": "llama.cpp"}) as fake:
+        with pytest.raises(UnusableEngine, match=r"no model 'c' \(it has: a, b\)"):
+            await open_engine(fake.url + "?model=c", "ref").connect()
+
+
 async def test_a_key_opens_what_says_nothing_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
     async with FakeVllm(api_key="sk-secret") as fake:
         engine = open_engine(fake.url, "ref")

@@ -274,7 +274,9 @@ def _json(content: bytes) -> Any:
 
 def _is_fault(data: Any) -> bool:
     """Whether an object that came with status 200 says that something is wrong."""
-    return isinstance(data, dict) and ("error" in data or data.get("object") == "error")
+    if not isinstance(data, dict):
+        return False
+    return data.get("error") is not None or data.get("object") == "error"
 
 
 def _fault(content: bytes, status: int) -> tuple[str, str, int]:

@@ -12,7 +12,7 @@ from typing import Any
 from kldtui.engines.base import EngineInfo
 from kldtui.engines.http import Http
 from kldtui.engines.who import recognise
-from kldtui.errors import EngineRefused, UnusableEngine
+from kldtui.errors import EngineLoading, EngineRefused, EngineUnreachable, UnusableEngine
 
 _DETAILS = ("n_params", "size", "n_ctx_train", "ftype", "vocab_type")
 
@@ -31,11 +31,15 @@ async def probe(http: Http, build: str = "") -> Found:
     where the server does not know its own."""
     await http.get("/health")
     _, models, headers = await http.get("/v1/models")
-    model = _first(models)
-    status, props, _ = await http.get("/props")
+    wanted = http.address.query.get("model")
+    model = _card(models, wanted)
+    status, props = await _props(http, model, wanted)
+    if status in (400, 404) and wanted is not None and len(_listed(models)) > 1:
+        names = ", ".join(_names(models))
+        raise http.error(UnusableEngine, f"it has no model {wanted!r} (it has: {names})")
     if not isinstance(props, dict) or status != 200 or not _is_llama(props):
         raise http.error(UnusableEngine, await _other(http, headers.get("server", "")))
-    if props.get("role") == "router" and "model" not in http.address.query:
+    if props.get("role") == "router" and wanted is None:
         names = ", ".join(_names(models)) or "none"
         raise http.error(
             UnusableEngine,
@@ -82,8 +86,26 @@ def _listed(models: Any) -> list[dict[str, Any]]:
     return [m for m in listed if isinstance(m, dict)] if isinstance(listed, list) else []
 
 
-def _first(models: Any) -> dict[str, Any]:
-    return next(iter(_listed(models)), {})
+def _card(models: Any, wanted: str | None) -> dict[str, Any]:
+    """What is listed of the chosen model, which in router mode is one of several."""
+    cards = _listed(models)
+    named = (c for c in cards if wanted == c.get("id") or wanted in (c.get("aliases") or ()))
+    return next(named, cards[0] if len(cards) == 1 else {})
+
+
+async def _props(http: Http, model: dict[str, Any], wanted: str | None) -> tuple[int, Any]:
+    """Status and object of `/props`, for which a router first loads the model: that may take
+    longer than an answer should. Raises EngineLoading then."""
+    state = _dict(model.get("status")).get("value")
+    if state == "loading":
+        raise http.error(EngineLoading, f"it loads {wanted}; wait for it")
+    try:
+        status, props, _ = await http.get("/props")
+    except EngineUnreachable:
+        if state is None:
+            raise
+        raise http.error(EngineLoading, f"it loads {wanted}; wait for it") from None
+    return status, props
 
 
 def _names(models: Any) -> list[str]:
