@@ -34,7 +34,7 @@ from kldtui.labels import (
 )
 from kldtui.listing import Filter, Lookups, Order, list_roots
 from kldtui.position import Position
-from kldtui.recordings import Recording, open_recording
+from kldtui.recordings import Recording, open_quant, open_recording
 from kldtui.roots import Thresholds, flips_at, near_tie_from_floor
 from kldtui.search import find_text
 from kldtui.spans import call_tokens
@@ -97,8 +97,12 @@ class Session:
     ) -> Session:
         """Open recordings and find a vocabulary. Raises RecordingError or VocabularyError."""
         reference = open_recording(ref)
-        opened = tuple(Quant(name, open_recording(path)) for name, path in quants)
-        null = open_recording(floor) if floor is not None else None
+
+        def text() -> Vocabulary:
+            return find_vocabulary([reference], tokenizer)
+
+        opened = tuple(Quant(name, open_quant(path, reference, text)) for name, path in quants)
+        null = open_quant(floor, reference, text) if floor is not None else None
         compared = [quant.recording for quant in opened] + ([null] if null else [])
         vocab = find_vocabulary([reference, *compared], tokenizer)
         if near_tie is not None:
@@ -352,16 +356,29 @@ class Session:
         return mine[0] if mine else None
 
     def new_branch(self, facts: RootFacts, arm: Arm, slot: EngineSlot) -> Branch:
-        """An empty branch of this arm, its prefix as the recording's own model saw it."""
+        """An empty branch of this arm, its prefix as the recording's own model saw it.
+
+        Where verification found that the recording agrees with another BOS rule than the
+        server's, that rule holds.
+        """
         if slot.info is None:
             raise EngineError(f"{slot.role} server: not connected; {slot.words or 'press c'}")
-        prefix = prefix_of(self.ref, facts.position, slot.info.add_bos, slot.info.bos_id)
+        checked = slot.verified
+        by_answers = checked is not None and checked.verdict == "bos"
+        prefix = prefix_of(
+            self.ref,
+            facts.position,
+            checked.add_bos if checked is not None and by_answers else slot.info.add_bos,
+            slot.info.bos_id,
+            own_rule=not by_answers,
+        )
         start = facts.ref_id if arm.start == "ref" else facts.quant_id
         return Branch(
             position=facts.position,
             arm=arm,
             quant=self.quants[facts.quant].name,
             start_id=start,
+            start_data=self.vocab.piece(start) or b"",
             prefix_ids=prefix,
             engine=slot.info.to_json(),
             settings=dict(slot.engine.settings),

@@ -25,7 +25,6 @@ from kldtui.branching import (
     Branch,
     bos_warning,
     meeting,
-    prefix_of,
     run_branch,
 )
 from kldtui.engines import Token, wait_ready
@@ -163,7 +162,7 @@ class _Job:
             slots = {arm: self._slot(arm) for arm in arms}
             for slot in {slot.role: slot for slot in slots.values()}.values():
                 await self._prepare(slot)
-            branches = [self._new(arm, slots[arm]) for arm in arms]
+            branches = [self._session.new_branch(self._facts, arm, slots[arm]) for arm in arms]
             if as_json:
                 errors = await asyncio.gather(*(self._fill(b, slots[b.arm]) for b in branches))
                 data = self._to_json(branches, slots)
@@ -224,21 +223,6 @@ class _Job:
         )
         if not slot.verified.passed:
             self._warn(f"{slot.engine.url}: {slot.verified.detail}")
-
-    def _new(self, arm: Arm, slot: EngineSlot) -> Branch:
-        """A branch whose prefix has the BOS rule that the server's answers agreed with."""
-        new = self._session.new_branch(self._facts, arm, slot)
-        new.start_data = self._session.vocab.piece(new.start_id) or b""
-        checked = slot.verified
-        if checked is not None and checked.verdict == "bos" and slot.info is not None:
-            new.prefix_ids = prefix_of(
-                self._session.ref,
-                self._facts.position,
-                checked.add_bos,
-                slot.info.bos_id,
-                own_rule=False,
-            )
-        return new
 
     async def _items(self, new: Branch, slot: EngineSlot) -> AsyncIterator[Token]:
         before = self._session.text_before(new)

@@ -15,7 +15,7 @@ from typing import Any
 from textual.screen import Screen
 from textual.worker import Worker
 
-from kldtui.branching import Arm, Branch, run_branch
+from kldtui.branching import Arm, Branch, bos_warning, run_branch
 from kldtui.engines.base import wait_ready
 from kldtui.errors import EngineError, KldtuiError
 from kldtui.facts import RootFacts
@@ -86,7 +86,8 @@ class Desk:
                 self._screen.post_message(EnginesChanged())
                 if await self._session.learn_text(slot):
                     self._screen.post_message(TextLearnt())
-            for warning in slot.info.warnings:
+            doubt = bos_warning(self._session.ref, slot.info.add_bos, slot.info.bos_id)
+            for warning in (*slot.info.warnings, *([doubt] if doubt else [])):
                 self._say(f"{slot.role} server: {warning}", "warning")
         except KldtuiError as error:
             slot.state, slot.words = "failed", str(error)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from textual.widget import Widget
 
-from kldtui.branching import Arm, Branch, Meeting, divergence
+from kldtui.branching import Arm, Branch, Meeting, meeting
 from kldtui.demo import Step
 from kldtui.detail import Detail, align
 from kldtui.facts import RootFacts
@@ -224,7 +224,7 @@ def meeting_of(left: Branch | None, right: Branch | None) -> Meeting | None:
     """Where the pair parts and meets again."""
     if left is None or right is None or not left.tokens or not right.tokens:
         return None
-    return divergence(left.ids, right.ids)
+    return meeting(left, right)
 
 
 def branch_words(
