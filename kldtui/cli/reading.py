@@ -18,10 +18,10 @@ import click
 
 from kldtui.index import Index, Progress
 from kldtui.position import Position
-from kldtui.recordings import Recording, describe, name_files, open_recording
+from kldtui.recordings import Recording, describe, name_files, open_quant, open_recording
 from kldtui.report import flip_rows, format_flips, format_stats, pair_stats
 from kldtui.roots import RootQuery, Sort, Thresholds, near_tie_from_floor
-from kldtui.vocab import find_vocabulary
+from kldtui.vocab import Vocabulary, find_vocabulary
 from kldtui.vocab.glyphs import safe
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -34,6 +34,12 @@ def _pair_options(command: Command) -> Command:
     for decorate in (
         click.option(
             "--json", "as_json", is_flag=True, help="JSON instead of text (docs/json.md)."
+        ),
+        click.option(
+            "--tokenizer",
+            type=_FILE,
+            metavar="FILE",
+            help="tokenizer.json, a GGUF file, or a folder with either (default: beside REF).",
         ),
         click.option(
             "--near-tie",
@@ -53,7 +59,7 @@ def _pair_options(command: Command) -> Command:
             multiple=True,
             required=True,
             metavar="[NAME=]FILE",
-            help="A quant's recording, .kld or run; may be given several times.",
+            help="A quant's recording (.kld, run, a server's answers); may be given several times.",
         ),
         click.argument("ref", type=_FILE),
     ):
@@ -64,10 +70,15 @@ def _pair_options(command: Command) -> Command:
 @click.command()
 @_pair_options
 def stats(
-    ref: Path, quants: tuple[str, ...], floor: Path | None, near_tie: float | None, as_json: bool
+    ref: Path,
+    quants: tuple[str, ...],
+    floor: Path | None,
+    near_tie: float | None,
+    tokenizer: Path | None,
+    as_json: bool,
 ) -> None:
     """Print what llama-perplexity prints for REF and each quant, and what it does not count."""
-    with _opened(ref, quants, floor) as pair:
+    with _opened(ref, quants, floor, tokenizer) as pair:
         thresholds = pair.scan(near_tie)
         null = pair_stats(pair.index, len(pair.names), thresholds) if floor else None
         found = [(name, pair_stats(pair.index, i, thresholds)) for i, name in enumerate(pair.names)]
@@ -97,12 +108,6 @@ def stats(
 @click.option("--chunk", type=click.IntRange(min=0), metavar="N", help="Only this chunk.")
 @click.option("--moved", is_flag=True, help="Positions without a flip, with the KLD of a root.")
 @click.option("--ties", is_flag=True, help="Ties instead of roots.")
-@click.option(
-    "--tokenizer",
-    type=_FILE,
-    metavar="FILE",
-    help="tokenizer.json, a GGUF file, or a folder with either (default: what lies beside REF).",
-)
 def flips(
     ref: Path,
     quants: tuple[str, ...],
@@ -119,7 +124,7 @@ def flips(
     """List the flip roots: where a quant's argmax is not the reference's."""
     if moved and ties:
         raise click.UsageError("--moved and --ties are two lists; ask for one")
-    with _opened(ref, quants, floor) as pair:
+    with _opened(ref, quants, floor, tokenizer) as pair:
         vocab = find_vocabulary(pair.recordings, tokenizer)
         thresholds = pair.scan(near_tie)
         query = RootQuery(
@@ -186,16 +191,22 @@ class _Pair:
 
 
 @contextmanager
-def _opened(ref: Path, quants: tuple[str, ...], floor: Path | None) -> Iterator[_Pair]:
+def _opened(
+    ref: Path, quants: tuple[str, ...], floor: Path | None, tokenizer: Path | None
+) -> Iterator[_Pair]:
     opened: list[Recording] = []
+
+    def text() -> Vocabulary:
+        return find_vocabulary(opened[:1], tokenizer)
+
     try:
         opened.append(open_recording(ref))
         named = []
         for name, path in name_files(quants):
-            opened.append(open_recording(path))
+            opened.append(open_quant(path, opened[0], text))
             named.append((name, opened[-1]))
         if floor is not None:
-            opened.append(open_recording(floor))
+            opened.append(open_quant(floor, opened[0], text))
             named.append(("floor", opened[-1]))
         yield _Pair(opened[0], named, floor is not None)
     finally:

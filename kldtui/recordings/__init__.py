@@ -6,11 +6,21 @@ Must not know: how a format is decoded, or what is done with its rows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from kldtui.errors import NotARecording, RecordingError, UnsupportedRecording
 from kldtui.recordings.base import Recording, Scratch, StreamShape
-from kldtui.recordings.describe import Description, describe_kld, describe_run
+from kldtui.recordings.describe import Description, describe_foreign, describe_kld, describe_run
+from kldtui.recordings.foreign import (
+    READ,
+    ForeignFile,
+    Pieces,
+    alone,
+    beside,
+    may_be_json,
+    read_file,
+)
 from kldtui.recordings.kld import KldRecording, parse_header
 from kldtui.recordings.named import name_files, split_named
 from kldtui.recordings.run import is_run, open_run
@@ -22,6 +32,7 @@ __all__ = [
     "StreamShape",
     "describe",
     "name_files",
+    "open_quant",
     "open_recording",
     "split_named",
 ]
@@ -38,18 +49,38 @@ _KNOWN = (
 
 
 def open_recording(path: Path | str) -> Recording:
-    """Open a `.kld` file or a run, detected by content.
+    """Open a `.kld` file, a run, or answers of a server that carry ids, detected by content.
 
     Raises NotARecording or UnsupportedRecording naming what the file is, DamagedRecording where
     nothing of it can be read, RecordingError where it cannot be opened.
     """
     path = Path(path)
     head = _head(path)
+    return _open_own(path, head) or alone(_read_foreign(path, head))
+
+
+def open_quant(path: Path | str, ref: Recording, text: Callable[[], Pieces]) -> Recording:
+    """Open a recording to be compared with a reference.
+
+    Answers of a server have no chunks of their own: they are laid beside the reference's
+    (`foreign.place`), by ids, else with the vocabulary that `text` gives, which is asked only
+    then. Raises as `open_recording`, and StreamMismatch where no answer belongs to the stream.
+    """
+    path = Path(path)
+    head = _head(path)
+    return _open_own(path, head) or beside(_read_foreign(path, head), ref, text)
+
+
+def _open_own(path: Path, head: bytes) -> Recording | None:
     if parse_header(head) is not None:
         return KldRecording(path)
-    if is_run(head):
-        return open_run(path)
-    raise _refusal(path, head)
+    return open_run(path) if is_run(head) else None
+
+
+def _read_foreign(path: Path, head: bytes) -> ForeignFile:
+    if not may_be_json(head):
+        raise _refusal(path, head)
+    return read_file(path)
 
 
 def describe(path: Path | str) -> Description:
@@ -62,7 +93,7 @@ def describe(path: Path | str) -> Description:
         return describe_kld(path, header)
     if is_run(head):
         return describe_run(path)
-    raise _refusal(path, head)
+    return describe_foreign(_read_foreign(path, head))
 
 
 def _refusal(path: Path, head: bytes) -> RecordingError:
@@ -78,10 +109,7 @@ def _refusal(path: Path, head: bytes) -> RecordingError:
     for magic, words in _KNOWN:
         if head.startswith(magic):
             return UnsupportedRecording(f"{path}: is {words}")
-    return NotARecording(
-        f"{path}: is no recording that kldtui reads (a .kld file of llama-perplexity, or a "
-        "kldtui-run)"
-    )
+    return NotARecording(f"{path}: is no recording that kldtui reads ({READ})")
 
 
 def _head(path: Path) -> bytes:

@@ -19,7 +19,10 @@ from kldtui.rows import Row, Rows
 
 @dataclass(frozen=True, slots=True)
 class StreamShape:
-    """The numbers that two recordings must share before their tokens are compared."""
+    """The numbers that two recordings must share before their tokens are compared.
+
+    n_vocab: 0 where the file does not say (answers of a server).
+    """
 
     n_ctx: int
     n_vocab: int
@@ -49,7 +52,7 @@ class Recording(Protocol):
 
     @property
     def format(self) -> str:
-        """`kld` or `kldtui-run`."""
+        """`kld`, `kldtui-run`, or which server's answers they are (`vllm`, `openai-chat`, …)."""
 
     @property
     def version(self) -> int: ...

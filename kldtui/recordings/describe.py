@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kldtui.errors import DamagedRecording
+from kldtui.recordings.foreign import ForeignFile
 from kldtui.recordings.kld import KldHeader, KldRecording
 from kldtui.recordings.run import RunRecording, open_run
 from kldtui.rows import Invalid
@@ -53,6 +54,26 @@ def describe_run(path: Path) -> Description:
     """Describe a run. Raises DamagedRecording where it cannot be opened."""
     recording = open_run(path)
     return _describe(recording, recording.whole)
+
+
+def describe_foreign(file: ForeignFile) -> Description:
+    """Describe answers of a server; a chunk is an answer, a record a position of which the best
+    tokens are known. Such files do not say how large the vocabulary is."""
+    answers = file.answers
+    lengths = [len(answer.ids or answer.output) for answer in answers]
+    said = [step for answer in answers for step in (*answer.scored.values(), *answer.output)]
+    whole = sum(not step.empty for step in said)
+    return Description(
+        file.format,
+        1,
+        max(lengths),
+        None,
+        len(answers),
+        whole,
+        len(said),
+        whole == len(said),
+        tuple(file.problems),
+    )
 
 
 def _describe(recording: KldRecording | RunRecording, complete: bool) -> Description:

@@ -105,9 +105,9 @@ def find_vocabulary(recordings: Sequence[Recording], explicit: Path | None = Non
 
 
 def _fits(n: int | None, n_vocab: int) -> bool:
-    """Whether a tokenizer of `n` ids may serve logits of `n_vocab`: these are padded, but little
-    (Qwen 267, Phi 53, DeepSeek 465)."""
-    return n is not None and 0 <= n_vocab - n <= max(1024, n_vocab // 50)
+    """Whether a tokenizer of `n` ids may serve logits of `n_vocab` (0: unknown): these are padded,
+    but little (Qwen 267, Phi 53, DeepSeek 465)."""
+    return n is not None and (not n_vocab or 0 <= n_vocab - n <= max(1024, n_vocab // 50))
 
 
 def _doubt(vocabulary: Vocabulary, n_vocab: int, stored: Vocabulary | None) -> str:
