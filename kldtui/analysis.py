@@ -10,18 +10,25 @@ are a tie where one of them has several members.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kldtui.rows import FullRows, Rows, TopRows
+from kldtui.partial import coarse_kld, known
+from kldtui.rows import FullRows, Kept, Rows, TopRows
 
 KLD_CUT = -16.0
 """llama.cpp sums the KLD over tokens whose reference log p is above this (`log_softmax`)."""
+SMALLEST_LOGP = -149 * math.log(2)
+"""The smallest probability above zero that float32 holds, 2^-149, as a log: -103.28 nats."""
+SAME_LOGP = 1e-5
+"""Decoded by two programs, one entry of one row does not differ by more (nats); entries of two
+rows usually differ by many steps of their encoding (2.4e-4)."""
 MASS_TOLERANCE = 0.05
 """A row whose known mass is further from 1 than this does not hold what its model said."""
 
@@ -80,6 +87,8 @@ PAIR_DTYPE = np.dtype(
         ("bounds", "u1"),
         ("quant_id", "i4"),
         ("kld", "f4"),
+        ("kld_floored", "f4"),
+        ("kld_more", "f4"),
         ("ref_p_quant", "f4"),
         ("quant_p_ref", "f4"),
         ("quant_p_quant", "f4"),
@@ -91,10 +100,17 @@ PAIR_DTYPE = np.dtype(
     ]
 )
 """One pair of rows: model first, token second (`ref_p_quant` is the reference's log p of the
-quant token); log p and KLD in nats, NaN where unknown; rank 0 where unknown."""
+quant token); log p and KLD in nats, NaN where unknown; rank 0 where unknown.
+
+kld_floored: the reference's probability of the tokens that the KLD counts and whose entry in the
+quant lies at the floor. Their true log q is lower by an unknown amount, and each nat of it adds
+this much to the KLD. Nothing in the file bounds it: what the quant gives them together is known,
+but it may give nearly all of that to some of them and next to nothing to others.
+kld_more: what it would add if each of them had the smallest probability that float32 holds
+(SMALLEST_LOGP): the most, for a quant without smaller ones. Both NaN where the KLD is a bound."""
 
 _OF_BOTH = (
-    *("kind", "bounds", "kld", "ref_p_quant", "quant_p_ref"),
+    *("kind", "bounds", "kld", "kld_floored", "kld_more", "ref_p_quant", "quant_p_ref"),
     *("ref_rank_quant", "quant_rank_ref"),
 )
 """What of a pair means nothing without the reference's row."""
@@ -182,12 +198,15 @@ def analyse_pair(ref: RefBlock, quant: Rows) -> Columns:
         out["quant_rank_ref"] = _ranks(quant, ref_ids, tops)
         out["quant_rank_stream"] = _ranks(quant, ref.stream, tops)
         valid = (ref.rows.invalid == 0) & (quant.invalid == 0)
-        kld, strange = np.full(count, np.nan), np.zeros(count, bool)
+        strange, partial = np.zeros(count, bool), np.ones(count, bool)
+        for name in ("kld", "kld_floored", "kld_more"):
+            out[name] = np.nan
         for i in np.flatnonzero(valid):
-            kld[i], strange[i] = _kld(ref, quant, int(i))
-        out["kld"] = kld
+            found = _kld(ref, quant, int(i))
+            strange[i], partial[i] = found.strange, found.bound
+            out["kld"][i], out["kld_floored"][i] = found.kld, found.floored
+            out["kld_more"][i] = found.more
         out["kind"] = _kinds(ref, quant, tops)
-        partial = not (isinstance(ref.rows, FullRows) and isinstance(quant, FullRows))
         out["bounds"] = (
             Bound.REF_P_QUANT * ref_bound
             + Bound.QUANT_P_REF * quant_bound
@@ -198,7 +217,30 @@ def analyse_pair(ref: RefBlock, quant: Rows) -> Columns:
     _forget(out, quant.invalid != 0, PAIR_DTYPE.names or ())
     _forget(out, ref.rows.invalid != 0, _OF_BOTH)
     out["state"] = np.where(valid, State.SCORED, State.INVALID)
+    if isinstance(quant, TopRows) and quant.kept is not None:
+        _take_kept(out, ref, quant.kept)
     return out
+
+
+def _take_kept(out: Columns, ref: RefBlock, kept: Kept) -> None:
+    """Put what was kept of whole rows in place of what the best N of them say.
+
+    A KLD counts only where it was measured against this reference: where that one's best is this
+    one's best, to the last digits.
+    """
+    with np.errstate(invalid="ignore"):
+        same = (out["state"] == State.SCORED) & ~np.isnan(kept.kld)
+        same &= (kept.ref_id == ref.tops.id) & (abs(kept.ref_logp - ref.tops.best) < SAME_LOGP)
+    for name, values in (
+        ("kld", kept.kld),
+        ("kld_floored", kept.floored),
+        ("kld_more", kept.more),
+    ):
+        out[name][same] = values[same]
+    out["bounds"][same] &= np.uint8(0xFF & ~Bound.KLD)
+    for i, whole in enumerate(kept.whole):
+        if whole is not None and isinstance(ref.rows, FullRows):
+            out[i] = analyse_pair(ref.part(i, i + 1), whole)[0]
 
 
 def missing_pair() -> Columns:
@@ -236,6 +278,8 @@ def _cut(rows: Rows, cut: slice) -> Rows:
         rows.stream_logp[cut],
         rows.invalid[cut],
         rows.extra[cut],
+        None if rows.floor is None else rows.floor[cut],
+        None if rows.kept is None else rows.kept.part(cut),
     )
 
 
@@ -264,34 +308,24 @@ def _lookup(rows: Rows, ids: NDArray[np.int32]) -> tuple[NDArray[np.float32], ND
     """log p of one id a row (NaN where unknown), and whether it is only an upper bound."""
     at = np.arange(len(rows))
     if isinstance(rows, FullRows):
-        known = (ids >= 0) & (ids < rows.n_vocab)
-        codes = rows.codes[at, np.where(known, ids, 0)]
-        value = np.where(known, rows.at(codes), np.float32(np.nan))
-        return value, known & (codes == 0) & np.isfinite(rows.floor)
+        inside = (ids >= 0) & (ids < rows.n_vocab)
+        codes = rows.codes[at, np.where(inside, ids, 0)]
+        value = np.where(inside, rows.at(codes), np.float32(np.nan))
+        return value, inside & (codes == 0) & np.isfinite(rows.floor)
     value = np.full(len(rows), np.nan, np.float32)
     bound = np.zeros(len(rows), bool)
     for i, token in enumerate(ids.tolist()):
         if token < 0:
             continue
-        ids_known, logp_known = _known(rows, i)
+        ids_known, logp_known = known(rows, i)
         hit = np.flatnonzero(ids_known == token)
         if hit.size:
             value[i] = logp_known[hit[0]]
+            bound[i] = rows.floor is not None and -np.inf < value[i] <= rows.floor[i]
         elif ids_known.size:
             value[i] = np.nanmin(rows.logp[i])
             bound[i] = True
     return value, bound
-
-
-def _known(rows: TopRows, i: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Every id of a top-N row whose log p is recorded, each once, and those log p."""
-    entries = {int(t): float(v) for t, v in zip(rows.ids[i], rows.logp[i], strict=True) if t >= 0}
-    if rows.stream_ids[i] >= 0 and not np.isnan(rows.stream_logp[i]):
-        entries.setdefault(int(rows.stream_ids[i]), float(rows.stream_logp[i]))
-    if rows.extra:
-        for token, value in rows.extra[i].items():
-            entries.setdefault(token, value)
-    return np.array(list(entries), np.int64), np.array(list(entries.values()), np.float64)
 
 
 def _ranks(rows: Rows, ids: NDArray[np.int32], tops: _Tops) -> NDArray[np.int32]:
@@ -337,62 +371,33 @@ def _full_mass_is_strange(rows: FullRows, i: int) -> bool:
     return _mass_is_strange(rows, i, _heavy(rows, i))
 
 
-def _kld(ref: RefBlock, quant: Rows, i: int) -> tuple[float, bool]:
-    """KLD of one pair of valid rows (nats), and whether the quant's row does not sum to 1."""
+class _Kld(NamedTuple):
+    """One pair of valid rows: the KLD (nats), what the floor may have kept from it, whether it is
+    a lower bound, and whether the quant's row does not sum to 1."""
+
+    kld: float
+    floored: float
+    more: float
+    bound: bool
+    strange: bool
+
+
+def _kld(ref: RefBlock, quant: Rows, i: int) -> _Kld:
     heavy = ref.heavy[i]
     if heavy is not None and isinstance(quant, FullRows):
         logq = quant.pick(i, heavy.ids)
         kld = (heavy.p * (heavy.logp - logq)).sum(dtype=np.float64)
+        floor, floored = float(quant.floor[i]), 0.0
+        if floor > -np.inf:
+            floored = float(heavy.p[logq <= quant.floor[i]].sum(dtype=np.float64))
+        more = floored * max(0.0, floor - SMALLEST_LOGP) if floored else 0.0
         # Where the reference has its mass the quant has nearly all of its own; only if not is
         # the whole row summed.
-        strange = abs(np.exp(logq).sum(dtype=np.float64) - 1) > MASS_TOLERANCE
-        return float(kld), bool(strange) and _full_mass_is_strange(quant, i)
-    return _coarse_kld(ref.rows, quant, i), _mass_is_strange(quant, i, _heavy(quant, i))
-
-
-def _coarse_kld(ref: Rows, quant: Rows, i: int) -> float:
-    """A lower bound of the KLD: ids known to both, and one bucket for all others.
-
-    Merging outcomes never raises a KLD (the log-sum inequality), so what is computed over the
-    partition {known ids, the rest} is at most the KLD over the vocabulary.
-    """
-    p, q = _common(ref, quant, i)
-    rest_p = max(0.0, 1.0 - float(p.sum()))
-    rest_q = max(1e-6, 1.0 - float(q.sum()))
-    kld = float((p * (np.log(p) - np.log(q))).sum())
-    if rest_p > 0:
-        kld += rest_p * float(np.log(rest_p / rest_q))
-    return max(0.0, kld)
-
-
-def _common(ref: Rows, quant: Rows, i: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """p and q of the ids whose value, not a bound, is known in both rows."""
-    if isinstance(ref, TopRows):
-        ids, logp = _known(ref, i)
-        ids, logp, logq = _values(quant, i, ids, logp)
-    else:
-        if not isinstance(quant, TopRows):
-            raise TypeError("two full rows have an exact KLD")
-        ids, logq = _known(quant, i)
-        ids, logq, logp = _values(ref, i, ids, logq)
-    p, q = np.exp(logp), np.exp(logq)
-    some = (p > 0) & (q > 0)
-    return p[some], q[some]
-
-
-def _values(
-    rows: Rows, i: int, ids: NDArray[np.int64], other: NDArray[np.float64]
-) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-    """Those of `ids` that this row knows the value of, with `other` and this row's log p."""
-    if isinstance(rows, FullRows):
-        keep = (ids >= 0) & (ids < rows.n_vocab)
-        ids, other = ids[keep], other[keep]
-        here = rows.pick(i, ids).astype(np.float64)
-        keep = (here > rows.floor[i]) | ~np.isfinite(rows.floor[i])
-        return ids[keep], other[keep], here[keep]
-    known, logp = _known(rows, i)
-    _, mine, theirs = np.intersect1d(known, ids, assume_unique=True, return_indices=True)
-    return ids[theirs], other[theirs], logp[mine]
+        strange = bool(abs(np.exp(logq).sum(dtype=np.float64) - 1) > MASS_TOLERANCE)
+        strange = strange and _full_mass_is_strange(quant, i)
+        return _Kld(float(kld), floored, more, False, strange)
+    strange = _mass_is_strange(quant, i, _heavy(quant, i))
+    return _Kld(coarse_kld(ref.rows, quant, i), math.nan, math.nan, True, strange)
 
 
 def _kinds(ref: RefBlock, quant: Rows, tops: _Tops) -> NDArray[np.uint8]:

@@ -130,6 +130,35 @@ class FullRows:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """What the writer of a top-N recording kept of the whole rows that it had.
+
+    kld: float32[r], the KLD to its reference, nats; NaN where it had none.
+    floored, more: float32[r], what the floor may have kept from that KLD, as in PAIR_DTYPE.
+    ref_id, ref_logp: int32[r], float32[r], the best of that reference, by which another is told.
+    whole: for each row the whole of it (one row), or None.
+    """
+
+    kld: NDArray[np.float32]
+    floored: NDArray[np.float32]
+    more: NDArray[np.float32]
+    ref_id: NDArray[np.int32]
+    ref_logp: NDArray[np.float32]
+    whole: tuple[FullRows | None, ...]
+
+    def part(self, cut: slice) -> Kept:
+        """Some of the rows, sharing their memory."""
+        return Kept(
+            self.kld[cut],
+            self.floored[cut],
+            self.more[cut],
+            self.ref_id[cut],
+            self.ref_logp[cut],
+            self.whole[cut],
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class TopRows:
     """Rows of which the best `k` entries are known, and a few more.
 
@@ -138,6 +167,8 @@ class TopRows:
     stream_logp: float32[r]; log p of the stream token, NaN where not recorded.
     invalid: uint8[r], an `Invalid` each.
     extra: for each row, log p of further ids that were recorded apart (such as the ref token).
+    floor: float32[r]; an entry `<= floor` is known to be at most `floor`; None: all are values.
+    kept: None where the writer had no whole rows.
     """
 
     ids: NDArray[np.int32]
@@ -146,6 +177,8 @@ class TopRows:
     stream_logp: NDArray[np.float32]
     invalid: NDArray[np.uint8]
     extra: tuple[dict[int, float], ...] = ()
+    floor: NDArray[np.float32] | None = None
+    kept: Kept | None = None
 
     def __len__(self) -> int:
         return int(self.ids.shape[0])
@@ -155,7 +188,8 @@ class TopRows:
         apart = dict(self.extra[i]) if self.extra else {}
         if self.stream_ids[i] >= 0 and not np.isnan(self.stream_logp[i]):
             apart[int(self.stream_ids[i])] = float(self.stream_logp[i])
-        return TopRow(known, apart, Invalid(int(self.invalid[i])))
+        at_most = -np.inf if self.floor is None else float(self.floor[i])
+        return TopRow(known, apart, Invalid(int(self.invalid[i])), at_most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +230,15 @@ class FullRow:
 
 @dataclass(frozen=True, slots=True)
 class TopRow:
-    """One distribution of which only the best entries (and some apart) are known; nats."""
+    """One distribution of which only the best entries (and some apart) are known; nats.
+
+    at_most: entries up to this value are bounds.
+    """
 
     known: dict[int, float]
     apart: dict[int, float]
     invalid: Invalid
+    at_most: float = -np.inf
 
     def top(self, n: int) -> list[tuple[int, float]]:
         """The `n` best (id, log p), best first, ties by lowest id."""
@@ -212,7 +250,7 @@ class TopRow:
             return None
         value = self.known.get(token, self.apart.get(token))
         if value is not None:
-            return Logp(value, False)
+            return Logp(value, -np.inf < value <= self.at_most)
         return Logp(min(self.known.values()), True) if self.known else None
 
     def rank(self, token: int) -> int | None:
