@@ -70,6 +70,19 @@ class UnusableEngine(EngineError):
     """The server works, but not in a way a judged branch can stand on."""
 
 
+class InexactPrefix(UnusableEngine):
+    """A server that takes text cannot be given these ids: their text encodes to others.
+
+    at: the index of the first that does not come back. nearest: how many of the first ids make
+    the longest prefix that does come back; None where none does.
+    """
+
+    def __init__(self, words: str, at: int, nearest: int | None) -> None:
+        super().__init__(words)
+        self.at = at
+        self.nearest = nearest
+
+
 class LabelFileError(KldtuiError):
     """A label file cannot be read or written; it has not been touched."""
 
