@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import math
+import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
@@ -61,6 +62,12 @@ class FakeLlama:
     model_path: str = "/models/fake-q4.gguf"
     params: dict[str, Any] = field(default_factory=dict)
     total_slots: int = 1
+    grammars: str = "ids"
+    """`ids`: takes token ids in a grammar; `none`: refuses them; `loose`: does not keep to them"""
+    lists_ends: bool = True
+    keeps_cache: bool = True
+    killed_by: list[str] = field(default_factory=list)
+    """Grammars that a real server would not have outlived"""
     next_top: Callable[[list[int]], list[tuple[int, float]]] | None = None
     pause: float = 0.0
     requests: list[tuple[str, Any, dict[str, str]]] = field(default_factory=list)
@@ -68,6 +75,7 @@ class FakeLlama:
     most_running: int = 0
     closed_early: int = 0
     url: str = ""
+    _held: list[int] = field(default_factory=list)
 
     def bodies(self, path: str = "/completion") -> list[dict[str, Any]]:
         return [body for asked, body, _ in self.requests if asked == path]
@@ -224,6 +232,12 @@ class FakeLlama:
             return 400, error
         if any(id not in VOCABULARY for id in data["prompt"]):
             return 400, _error(400, "Prompt contains invalid tokens", "invalid_request_error")
+        if data.get("grammar") and self.grammars == "none":
+            words = "Failed to initialize samplers: failed to parse grammar"
+            return 400, _error(400, words, "invalid_request_error")
+        if any(id >= self.n_vocab or not _whole(id) for id in _grammar(data)):
+            self.killed_by.append(data["grammar"])
+            return 500, _error(500, "it is dead", "server_error")
         if data.get("stream"):
             return 200, None
         tokens, entries, content = [], [], b""
@@ -270,8 +284,23 @@ class FakeLlama:
             "truncated": full,
             "tokens_predicted": len(tokens),
             "tokens_evaluated": len(data["prompt"]) + self.evaluates,
-            "timings": {"predicted_per_second": 40.0},
+            "timings": {"predicted_per_second": 40.0, "prompt_n": self._computed(data, tokens)},
+            "generation_settings": {
+                "logit_bias": [{"bias": None, "token": id} for id in (0, EOG)]
+                if data.get("ignore_eos") and self.lists_ends
+                else []
+            },
         }
+
+    def _computed(self, data: dict[str, Any], tokens: list[int]) -> int:
+        """How many tokens of the prompt are not held from the answer before."""
+        prompt, held = data["prompt"], self._held
+        kept = 0
+        if data.get("cache_prompt") and self.keeps_cache:
+            while kept < min(len(prompt) - 1, len(held)) and prompt[kept] == held[kept]:
+                kept += 1
+        self._held = [*prompt, *tokens[:-1]]
+        return len(prompt) - kept
 
     def _next(self, prompt: list[int], again: bool) -> list[tuple[int, float]]:
         """The best list after `prompt`, best first."""
@@ -290,11 +319,14 @@ class FakeLlama:
     ) -> Iterator[tuple[int, dict[str, Any] | None, bytes]]:
         """(id, its entry or None, text) for each generated token."""
         prompt, pending = list(data["prompt"]), b""
+        allowed = _grammar(data) if self.grammars == "ids" else []
         forced = {id for id, bias in data.get("logit_bias", ()) if bias >= 1e6}
         room = self.n_ctx - len(prompt)
         for _ in range(min(data["n_predict"], room)):
             top = self._next(prompt, again)
             id = next(iter(forced), top[0][0])
+            if allowed:
+                id = allowed.pop(0)
             prompt.append(id)
             pending += VOCABULARY[id]
             if _ends_inside(pending):
@@ -346,6 +378,19 @@ class _DiedError(Exception):
 
 def _error(code: int, words: str, kind: str) -> dict[str, Any]:
     return {"error": {"code": code, "message": words, "type": kind}}
+
+
+def _grammar(data: dict[str, Any]) -> list[int]:
+    """The ids of a grammar that is a sequence of them."""
+    return [int(id) for id in re.findall(r"<\[(\d+)\]>", data.get("grammar") or "")]
+
+
+def _whole(id: int) -> bool:
+    """Whether a real server outlives the id in a grammar."""
+    try:
+        return id != EOG and bool(VOCABULARY[id].decode())
+    except UnicodeDecodeError:
+        return False
 
 
 def _ends_inside(data: bytes) -> bool:

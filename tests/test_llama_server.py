@@ -363,9 +363,20 @@ async def test_ids_are_exact_though_the_stream_hides_those_that_end_in_mid_chara
     assert all(token.top[0] == (token.id, -0.1) and token.logp == -0.1 for token in tokens)
     assert finish is not None
     assert finish.reason == "eog"
-    unstreamed = next(b for b in fake.bodies() if "stream" not in b)
+    unstreamed = next(b for b in fake.bodies() if "stream" not in b and b["prompt"] == PREFIX)
     assert unstreamed["cache_prompt"] is False
     assert unstreamed["n_predict"] == 20
+
+
+async def test_lists_that_the_stream_hid_are_asked_for_from_the_last_to_the_first() -> None:
+    async with FakeLlama(script=CUT) as fake:
+        await ask(await connected(fake), 20)
+    asked = fake.bodies()
+    answered = max(k for k, body in enumerate(asked) if body["n_predict"] == 20)
+    lengths = [len(body["prompt"]) for body in asked[answered + 1 :]]
+    assert lengths == sorted(lengths, reverse=True)
+    assert len(lengths) == 4
+    assert all(body["cache_prompt"] for body in asked[answered + 1 :])
 
 
 async def test_a_build_without_counts_is_caught_by_the_bytes() -> None:

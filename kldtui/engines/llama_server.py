@@ -23,7 +23,9 @@ import httpx
 from kldtui.engines.base import Capabilities, EngineInfo, Finish, Reason, Token, Top
 from kldtui.engines.http import ANSWER_SECONDS, Address, Http
 from kldtui.engines.llama_probe import probe
+from kldtui.engines.llama_score import LlamaScorer
 from kldtui.engines.llama_shapes import Candidate, Entry, Part, align, read_part
+from kldtui.engines.scoring import Scored, Seen
 from kldtui.errors import EngineBroke, EngineRefused, UnusableEngine
 
 _GREEDY: dict[str, Any] = {
@@ -81,6 +83,7 @@ class LlamaServer:
         self._special: dict[int, bytes] = {}
         self._ids_of_text: dict[bytes, int | None] = {}
         self._arriving = bytearray()
+        self.scorer = LlamaScorer(self)
 
     @property
     def url(self) -> str:
@@ -124,8 +127,28 @@ class LlamaServer:
         server that dies in mid-answer, what it streamed after a token that ended in
         mid-character is lost, since its ids cannot be known.
         """
-        length = self._fitting(len(prefix), n)
-        body = self._body(prefix, length, top_n, cache)
+        body = self._body(prefix, self._fitting(len(prefix), n), top_n, cache)
+        async with contextlib.aclosing(self._whole_answer(body, n)) as items:
+            async for item in items:
+                yield item
+
+    async def sample(
+        self, prefix: Sequence[int], n: int, top_n: int, *, temperature: float, seed: int
+    ) -> AsyncGenerator[Token | Finish, None]:
+        """As `generate`, but drawn at `temperature` from the whole vocabulary, and from nothing
+        else; log p is still the model's own, at temperature 1."""
+        body = self._body(prefix, self._fitting(len(prefix), n), top_n, False)
+        body |= {"temperature": temperature, "seed": seed, "samplers": ["temperature"]}
+        del body["top_k"]
+        async with contextlib.aclosing(self._whole_answer(body, n)) as items:
+            async for item in items:
+                yield item
+
+    async def _whole_answer(
+        self, body: dict[str, Any], n: int
+    ) -> AsyncGenerator[Token | Finish, None]:
+        """The answer to `body`, which asks for `n` tokens or for as many as fit."""
+        length = body["n_predict"]
         async with self._turn:
             try:
                 async with contextlib.aclosing(self._answer(body)) as items:
@@ -264,6 +287,8 @@ class LlamaServer:
         self, body: dict[str, Any], given: Sequence[int]
     ) -> AsyncGenerator[Token, None]:
         """The tokens after `given`, from the same request unstreamed."""
+        # Asked now, since afterwards it would push out what the server holds of the answer.
+        await self._learn_all(range(self._info.n_vocab or 0) if self._info else ())
         part = self._part(await self._http.post("/completion", body, patient=True), body)
         ids = part.tokens
         if list(ids[: len(given)]) != list(given):
@@ -275,12 +300,19 @@ class LlamaServer:
         await self._learn_all(ids)
         with self._named():
             entries = align(ids, part.entries, lambda id: self._sent.get(id, b""))
+        # From the last to the first: then each is one token on top of what the server still
+        # holds, computed as it was, and not a new batch with other last digits.
+        lost: dict[int, Top] = {}
+        for at in reversed(range(len(given), len(ids))):
+            if entries[at] is None:
+                before = [*body["prompt"], *ids[:at]]
+                lost[at] = await self._next_top(before, body["n_probs"], True)
         for at in range(len(given), len(ids)):
             entry = entries[at]
             if entry is not None:
                 yield await self._token(ids[at], entry)
                 continue
-            top = await self._next_top([*body["prompt"], *ids[:at]], body["n_probs"], True)
+            top = lost[at]
             logp = next((value for id, value in top if id == ids[at]), None)
             data = self._sent.get(ids[at]) or await self._special_piece(ids[at])
             yield Token(ids[at], data, logp, top)
@@ -300,6 +332,21 @@ class LlamaServer:
         if not part.entries:
             raise self._http.error(UnusableEngine, "it gives no probabilities (n_probs)")
         return (await self._top(part.entries[0].top))[:top_n]
+
+    async def score_also(
+        self,
+        prefix: Sequence[int],
+        targets: Sequence[int],
+        also: Sequence[int | None],
+        top_n: int,
+        seen: Seen | None = None,
+    ) -> list[Scored]:
+        """What it says of each of `targets` after `prefix`, and of one other id at each; nats.
+
+        `scorer` says how, and whether what the server held was kept. Raises EngineError.
+        """
+        async with self._turn:
+            return await self.scorer.score(prefix, targets, also, top_n, seen)
 
     # ── bytes ────────────────────────────────────────────────────────────────────────────────
 
