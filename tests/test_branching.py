@@ -17,8 +17,14 @@ from kldtui.branching import (
     Arm,
     Branch,
     Meeting,
+    Parent,
+    Place,
     bos_warning,
+    default_arms,
     divergence,
+    follow_stream,
+    inside,
+    is_recorded,
     loop_period,
     meeting,
     prefix_of,
@@ -46,6 +52,10 @@ def new(**more: object) -> Branch:
         "prefix_ids": [1, 2, 3],
     }
     return Branch(**(fields | more))  # type: ignore[arg-type]
+
+
+def tokens_of(ids: Sequence[int]) -> list[Token]:
+    return [Token(id, b"w%d " % id, -0.5, ()) for id in ids]
 
 
 async def run(engine: Engine, branch: Branch, n: int = 128, before: str = "") -> Sequence[object]:
@@ -252,7 +262,10 @@ TOKENS = st.builds(
 @settings(deadline=None, max_examples=80)
 @given(st.lists(TOKENS, max_size=6), PIECES)
 def test_a_branch_survives_json(tokens: list[Token], start: bytes) -> None:
-    branch = new(tokens=tokens, start_data=start, stop="limit", continued_at=[2])
+    inside_another = Parent("ab" * 16, 3)
+    branch = new(
+        tokens=tokens, start_data=start, stop="limit", continued_at=[2], parent=inside_another
+    )
     branch.engine = info().to_json()
     stored = json.loads(json.dumps(branch.to_json(), allow_nan=False))
     read = Branch.from_json(stored)
@@ -274,8 +287,108 @@ def test_arms_are_written_as_people_write_them() -> None:
         "R·q",
         "Q·r",
     ]
-    with pytest.raises(KldtuiError):
-        Arm.parse("X·y")
+    assert [Arm.parse(code).code for code in ("R.s", "qS", "R·p", "Q.p")] == [
+        "R·s",
+        "Q·s",
+        "R·p",
+        "Q·p",
+    ]
+    for wrong in ("X·y", "R", "", "Rqq", "q"):
+        with pytest.raises(KldtuiError, match="not an arm"):
+            Arm.parse(wrong)
+
+
+def test_r_q_is_made_by_default_where_both_engines_are_there() -> None:
+    codes = {
+        key: [arm.code for arm in default_arms(*key)]
+        for key in ((True, True), (True, False), (False, True))
+    }
+    assert codes[True, True] == ["R·r", "Q·q", "R·q"]
+    assert codes[True, False] == ["R·r", "R·q"]
+    assert codes[False, True] == ["Q·r", "Q·q"]
+
+
+def test_a_root_tells_its_branches_apart_by_arm_token_and_parent() -> None:
+    stream, picked = Arm("ref", "stream"), Arm("ref", "picked")
+    here = [
+        new(),
+        new(arm=stream),
+        new(arm=picked, start_id=5),
+        new(arm=picked, start_id=6),
+        new(arm=stream, parent=Parent("a", 1)),
+        new(arm=stream, parent=Parent("a", 2)),
+        new(arm=stream, parent=Parent("b", 1)),
+    ]
+    assert new().key == "R·q"
+    assert len({branch.key for branch in here}) == len(here)
+    assert new(arm=stream, start_id=9).key == new(arm=stream).key
+
+
+# ── places ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_place_inside_a_branch_keeps_all_that_came_before_it() -> None:
+    outer = new(prefix_ids=list(range(12)), start_id=77, tokens=tokens_of([4, 5, 6]))
+    place = inside(outer, 2, 0)
+    assert place.tail == (77, 4, 5)
+    assert place.starts == {"stream": 6}
+    assert place.parent == Parent(outer.id, 2)
+    inner = new(
+        prefix_ids=[*range(12), *place.tail], start_id=6, parent=place.parent, tokens=tokens_of([8])
+    )
+    deeper = inside(inner, 0, 0)
+    assert deeper.tail == (77, 4, 5, 6)
+    assert deeper.starts == {"stream": 8}
+    assert inside(outer, 3, 0).starts == {}
+    with pytest.raises(KldtuiError, match="3 tokens"):
+        inside(outer, 4, 0)
+
+
+def test_a_picked_token_that_is_there_for_a_reason_keeps_its_name() -> None:
+    place = Place(Position(1, 12), 0, {"ref": 5, "quant": 6, "stream": 5})
+    assert place.picking(6)[1] == "quant"
+    assert place.picking(5)[1] == "ref"
+    other, start = place.picking(9)
+    assert (start, other.key(Arm("quant", "picked"))) == ("picked", "Q·p:9")
+    assert other.picking(9)[0] == other
+    assert place.key(Arm("quant", "picked")) == ""
+
+
+# ── the stream as a branch ───────────────────────────────────────────────────────────────────
+
+
+def followed(stream: list[int], n: int, branch: Branch | None = None, before: str = "") -> Branch:
+    made = branch or new(position=Position(0, 2), start_id=stream[2])
+    follow_stream(
+        made,
+        stream,
+        n,
+        piece=lambda id: b"%c" % id,
+        logp=lambda t: -0.01 * t,
+        eog_ids={2},
+        before=before,
+    )
+    return made
+
+
+def test_in_a_rollout_the_stream_itself_is_the_branch() -> None:
+    made = followed([9, 9, 65, 66, 67, 2, 68], 99)
+    assert (made.ids, made.stop, made.complete) == ([66, 67, 2], "eog", True)
+    assert made.tokens[0].logp == pytest.approx(-0.03)
+    cut = followed([9, 9, 65, 66, 67, 68], 2)
+    assert (cut.ids, cut.stop, cut.complete) == ([66, 67], "limit", False)
+    followed([9, 9, 65, 66, 67, 68], 2, cut)
+    assert (cut.ids, cut.stop) == ([66, 67, 68], "limit")
+    followed([9, 9, 65, 66, 67, 68], 2, cut)
+    assert cut.ids == [66, 67, 68]
+    call = [ord(c) for c in 'x{"name": "f", "arguments": {}}after']
+    assert followed([9, 9, *call], 99).text.endswith("}}")
+    assert followed([9, 9, *call], 99).stop == "tool_call"
+
+
+def test_the_stream_as_a_branch_says_that_no_server_made_it() -> None:
+    assert is_recorded(new(engine={"kind": "recording"}))
+    assert not is_recorded(new(engine=info().to_json()))
 
 
 # ── where two branches part and meet ─────────────────────────────────────────────────────────
