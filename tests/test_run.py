@@ -415,7 +415,7 @@ HUGE = "1" + "0" * 5000
         ({"chunk": 0}, "not a list of token ids"),
         ({"chunk": 0, "tokens": [7, 8, 9, 11]}, "chunk 0 again, differently"),
         ({"chunk": 2, "tokens": [7, 8, 9, 11]}, "chunk 2 where 1 is the next"),
-        ({"chunk": 1, "tokens": [7, 8, 9]}, "3 tokens, not n_ctx 4"),
+        ({"chunk": 1, "tokens": [7, 8, 9, 7, 8]}, "5 tokens, more than n_ctx 4"),
         ({"chunk": 1, "tokens": [7, 8, 9, 20]}, "n_vocab"),
         ({"chunk": 1, "tokens": [7, 8, 9, "1"]}, "not a list of token ids"),
         ({"pieces": ["a"]}, "pieces is not"),
@@ -758,8 +758,8 @@ def test_the_writer_refuses_what_the_reader_would_and_writes_nothing(tmp_path: P
             writer.position(Position(1, 3), [(4, -0.5)])
         with pytest.raises(RecordingError, match="t is not from 1 to 3"):
             writer.position(Position(0, 4), [(4, -0.5)])
-        with pytest.raises(RecordingError, match="not n_ctx 4"):
-            writer.chunk([1])
+        with pytest.raises(RecordingError, match="more than n_ctx 4"):
+            writer.chunk([1] * 5)
         with pytest.raises(RecordingError, match="id 3 is stored"):
             writer.pieces({3: b"a"})
         assert path.read_bytes() == before

@@ -10,6 +10,7 @@ read and checked when they are asked for, so that a long run opens at once and s
 
 from __future__ import annotations
 
+import base64
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -23,10 +24,11 @@ from kldtui.errors import RecordingChanged
 from kldtui.position import Position
 from kldtui.recordings import run_lines
 from kldtui.recordings.base import Scratch, StreamShape
+from kldtui.recordings.kld import decode
 from kldtui.recordings.run_lines import Chunk, LineError, PositionLine
 from kldtui.recordings.run_scan import is_run, scan
 from kldtui.recordings.run_text import open_text
-from kldtui.rows import Invalid, TopRow, TopRows
+from kldtui.rows import FullRows, Invalid, Kept, Row, TopRows
 
 __all__ = ["RunRecording", "is_run", "open_run"]
 
@@ -151,16 +153,58 @@ class RunRecording:
             stream_logp=np.array([_stream_logp(line) for line in lines], np.float32),
             invalid=np.array([line.invalid for line in lines], np.uint8),
             extra=tuple(line.extra for line in lines),
+            floor=np.array([line.floor for line in lines], np.float32),
+            kept=self._kept(chunk, start, lines),
         )
 
-    def row(self, position: Position) -> TopRow | None:
+    def _kept(self, chunk: int, start: int, lines: list[PositionLine]) -> Kept | None:
+        """What the lines hold of whole rows; a KLD counts only with the reference it is to."""
+        whole = tuple(self._whole(chunk, start + i, line) for i, line in enumerate(lines))
+        if not any(whole) and all(line.ref is None for line in lines):
+            return None
+
+        def floats(name: str) -> NDArray[np.float32]:
+            values = [getattr(line, name) if line.ref else math.nan for line in lines]
+            return np.array(values, np.float32)
+
+        refs = [line.ref or (-1, math.nan) for line in lines]
+        return Kept(
+            kld=floats("kld"),
+            floored=floats("kld_floored"),
+            more=floats("kld_more"),
+            ref_id=np.array([id for id, _ in refs], np.int32),
+            ref_logp=np.array([logp for _, logp in refs], np.float32),
+            whole=whole,
+        )
+
+    def _whole(self, chunk: int, i: int, line: PositionLine) -> FullRows | None:
+        if line.row is None or line.invalid:
+            return None
+        try:
+            version = self._header.row_version
+            if version is None:
+                raise LineError("a whole row, but the header does not say how they are encoded")
+            try:
+                data = base64.b64decode(line.row, validate=True)
+            except ValueError:
+                raise LineError("its row is no base64") from None
+            raw = np.frombuffer(data, "<u2").reshape(1, -1)
+            return decode(raw, self._header.n_vocab, version)
+        except LineError as error:
+            number = self._lines.number[self._lines.of_chunk(chunk).start + i]
+            raise error.at(self.path, int(number)) from None
+
+    def row(self, position: Position) -> Row | None:
+        """One row, whole where it is stored whole."""
         if not 0 <= position.chunk < len(self._chunks):
             return None
         scored = self.scored(position.chunk)
         i = int(np.searchsorted(scored, position.t))
         if i == scored.size or scored[i] != position.t:
             return None
-        return self.rows(position.chunk, i, i + 1).row(0)
+        rows = self.rows(position.chunk, i, i + 1)
+        whole = None if rows.kept is None else rows.kept.whole[0]
+        return rows.row(0) if whole is None else whole.row(0)
 
     def recorded_kld(self, chunk: int, start: int, stop: int) -> NDArray[np.float32]:
         """The KLD to its reference that the writer measured (nats), NaN where it stored none."""

@@ -21,6 +21,8 @@ from kldtui.rows import Invalid
 FORMAT = "kldtui-run"
 VERSION = 1
 KINDS = ("teacher_forced", "rollout")
+ROW_ENCODINGS = {"kld": (1, 2)}
+"""How whole rows may be encoded, and the versions of it: `.kld` records (see kld.py)."""
 BOS_RULES = {"replaces_first": True, "none": False}
 
 ZERO_LOGP = -1e30
@@ -29,6 +31,8 @@ ZERO_WRITTEN = -3.4e38
 """How a probability of zero is written, in `logp` and `extra`; llama-server sends it as well."""
 ROUNDING = 1e-3
 """How far above 0 a log-probability may lie, in nats, and count as 0."""
+INFINITE = 1e30
+"""From it on a KLD stands for an infinite one, written as `-ZERO_WRITTEN`."""
 MAX_SUM = 1.1
 """What the probabilities of `top` may add up to: 1, and 16-bit rounding of each."""
 
@@ -64,6 +68,7 @@ class Header:
     top_n: int | None
     add_bos: bool | None
     bos_id: int | None
+    row_version: int | None
     fields: dict[str, Any]
 
 
@@ -81,6 +86,8 @@ class PositionLine(NamedTuple):
     """A position line; log-probabilities in nats, in the line's order; NaN = not recorded.
 
     Those of `extra` are rounded to float32, as those of rows are; the others come as they are.
+    floor: values up to it are bounds. ref: the reference's best (id, log p), with the `kld` to it.
+    row: the whole row, in base64; of the right length, but not decoded.
     """
 
     chunk: int
@@ -92,6 +99,11 @@ class PositionLine(NamedTuple):
     extra: dict[int, float]
     kld: float
     invalid: Invalid
+    floor: float = -math.inf
+    ref: tuple[int, float] | None = None
+    kld_floored: float = math.nan
+    kld_more: float = math.nan
+    row: str | None = None
 
 
 def parse_object(line: bytes) -> dict[str, Any]:
@@ -162,8 +174,26 @@ def parse_header(fields: dict[str, Any]) -> Header:
         top_n=_whole_or_none(fields.get("top_n"), "top_n", 1),
         add_bos=add_bos,
         bos_id=bos_id,
+        row_version=_parse_rows(fields.get("rows")),
         fields=fields,
     )
+
+
+def _parse_rows(rows: object) -> int | None:
+    """The version of the encoding of whole rows; None where the header does not speak of them."""
+    if rows is None:
+        return None
+    if not isinstance(rows, dict):
+        raise LineError(f"rows is {shown(rows)}, not an object")
+    encoding, version = rows.get("encoding"), rows.get("version")
+    known = isinstance(encoding, str) and version in ROW_ENCODINGS.get(encoding, ())
+    if not known or type(version) is not int:
+        raise LineError(
+            f"whole rows encoded as {shown(encoding)} version {shown(version)}; this kldtui reads "
+            "kld, versions 1 and 2",
+            UnsupportedRecording,
+        )
+    return version
 
 
 def _parse_bos(bos: object, n_vocab: int) -> tuple[bool | None, int | None]:
@@ -207,12 +237,8 @@ def parse_chunk(fields: dict[str, Any], header: Header) -> Chunk:
     prompt_length = None
     if header.kind == "rollout":
         prompt_length = _whole(fields.get("prompt_length"), "prompt_length", 1, len(listed))
-        if len(listed) > header.n_ctx:
-            raise LineError(
-                f"chunk {number} has {len(listed)} tokens, more than n_ctx {header.n_ctx}"
-            )
-    elif len(listed) != header.n_ctx:
-        raise LineError(f"chunk {number} has {len(listed)} tokens, not n_ctx {header.n_ctx}")
+    if len(listed) > header.n_ctx:
+        raise LineError(f"chunk {number} has {len(listed)} tokens, more than n_ctx {header.n_ctx}")
     tokens = np.array(listed, np.int32)
     tokens.flags.writeable = False
     rest = {name: value for name, value in fields.items() if name != "tokens"}
@@ -272,9 +298,49 @@ def parse_position(fields: dict[str, Any], n_vocab: int) -> PositionLine:
         ids=ids,
         logps=logps,
         extra=_parse_extra(fields.get("extra"), n_vocab),
-        kld=_number(fields.get("kld"), "kld"),
+        kld=_parse_kld(fields.get("kld")),
         invalid=invalid,
+        floor=_parse_floor(fields.get("floor")),
+        ref=_parse_ref(fields.get("ref"), n_vocab),
+        kld_floored=_number(fields.get("kld_floored"), "kld_floored"),
+        kld_more=_number(fields.get("kld_more"), "kld_more"),
+        row=_parse_row(fields.get("row"), n_vocab),
     )
+
+
+def _parse_kld(value: object) -> float:
+    number = _number(value, "kld")
+    return math.inf if number >= INFINITE else number
+
+
+def _parse_floor(value: object) -> float:
+    floor = _logp(value, "floor")
+    return -math.inf if math.isnan(floor) else float(np.float32(floor))
+
+
+def _parse_ref(value: object, n_vocab: int) -> tuple[int, float] | None:
+    if value is None:
+        return None
+    ids, logps = _parse_pairs([value], "ref", n_vocab)
+    logp = _logp(logps[0], "ref")
+    return None if math.isnan(logp) else (ids[0], float(np.float32(logp)))
+
+
+def record_words(n_vocab: int) -> int:
+    """Length of a `.kld` record in uint16."""
+    return 2 * ((n_vocab + 1) // 2) + 4
+
+
+def _parse_row(value: object, n_vocab: int) -> str | None:
+    if value is None:
+        return None
+    expected = 4 * ((2 * record_words(n_vocab) + 2) // 3)
+    if not isinstance(value, str) or len(value) != expected:
+        raise LineError(
+            f"row is {shown(value)}, not the {expected} characters in base64 of a record of "
+            f"{n_vocab} entries"
+        )
+    return value
 
 
 def _number(value: object, name: str) -> float:

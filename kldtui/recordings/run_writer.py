@@ -6,6 +6,7 @@ Must not know: models, where log-probabilities come from, or how lines reach the
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -164,6 +165,11 @@ class RunWriter:
         logp: float | None = None,
         extra: Iterable[tuple[int, float]] = (),
         kld: float | None = None,
+        kld_floored: float | None = None,
+        kld_more: float | None = None,
+        ref: tuple[int, float] | None = None,
+        floor: float | None = None,
+        row: NDArray[np.uint16] | None = None,
         fields: Mapping[str, Any] | None = None,
     ) -> None:
         """Record a position of a declared chunk. All numbers in nats.
@@ -171,7 +177,10 @@ class RunWriter:
         top: the best (id, log p), in any order; None, or a NaN among them: an invalid position.
         logp: of the stream token; where it is not given, it is taken from `top` if it is there.
         extra: (id, log p) of ids outside `top`, such as the reference's token.
-        kld: the KLD to the reference, where the writer measured it.
+        kld: the KLD to the reference, where the writer measured it; ref: that one's best (id,
+        log p), without which a `kld` does not count; kld_floored, kld_more: as in PAIR_DTYPE.
+        floor: values up to it are bounds. row: the whole row, a `.kld` record uint16[words]; the
+        header must have `rows`.
         fields: further fields of the line.
         A position that is recorded already gets a second line, which counts from then on.
         Raises RecordingError.
@@ -188,7 +197,12 @@ class RunWriter:
                 "logp": _spelt(logp),
                 "top": best,
                 "extra": [[int(i), _spelt(v)] for i, v in extra] or None,
-                "kld": _spelt(kld),
+                "kld": _spelt_kld(kld),
+                "kld_floored": _spelt(kld_floored),
+                "kld_more": _spelt(kld_more),
+                "ref": None if ref is None else [int(ref[0]), _spelt(ref[1])],
+                "floor": _spelt(floor),
+                "row": None if row is None else base64.b64encode(row.tobytes()).decode("ascii"),
             }
             data = _dump(line, fields, keep=("top",))
             run_lines.parse_position(run_lines.parse_object(data), self._header.n_vocab)
@@ -274,6 +288,11 @@ def _best_first(top: Iterable[tuple[int, float]]) -> list[tuple[int, float]] | N
         if spelt > run_lines.ZERO_LOGP:
             pairs.append((int(token), spelt))
     return sorted(pairs, key=lambda pair: (-pair[1], pair[0])) or None
+
+
+def _spelt_kld(value: float | None) -> float | None:
+    infinite = value is not None and value >= run_lines.INFINITE
+    return -run_lines.ZERO_WRITTEN if infinite else _spelt(value)
 
 
 def _spelt(value: float | None) -> float | None:
