@@ -83,6 +83,8 @@ class Session:
     _calls: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
     rollout: bool | None = None
     """Whether the stream is the reference's own greedy rollout; None while unknown."""
+    tokenizer: Path | None = None
+    """What the user named to read text with; a server that takes text needs it too."""
 
     @classmethod
     def open(
@@ -110,6 +112,7 @@ class Session:
         else:
             thresholds = Thresholds(default_near_tie, "default")
         session = cls(reference, opened, null, vocab, Index(reference, compared), thresholds)
+        session.tokenizer = tokenizer
         session.count_anew()
         return session
 
@@ -321,7 +324,9 @@ class Session:
         `build` names the build of a server that does not know its own. Raises EngineError for
         what is no URL.
         """
-        slot = EngineSlot(role, open_engine(url, "ref" if role == "ref" else "quant", build=build))
+        side: Literal["ref", "quant"] = "ref" if role == "ref" else "quant"
+        engine = open_engine(url, side, build=build, tokenizer=self.tokenizer)
+        slot = EngineSlot(role, engine)
         self.slots[role] = slot
         return slot
 

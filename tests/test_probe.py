@@ -24,10 +24,12 @@ from kldtui.errors import (
 )
 from tests import tiny_model as model
 from tests.asking import ask
+from tests.builders_vocab import BYTE_LEVEL, write_tokenizer_json
 from tests.fake_http import SILENCE, Events, FakeHttp, Reply, Request
 from tests.fake_server import FakeLlama
 from tests.fake_sglang import FakeSglang
 from tests.fake_vllm import FakeVllm
+from tests.mlx_fake import FakeMlx
 
 PREFIX = [model.BOS, *model.encode("Hello")]
 
@@ -189,6 +191,30 @@ async def test_another_server_at_the_same_url_is_found_at_the_next_connect() -> 
         assert engine.engine is kept
         fake.now = FakeSglang()
         assert (await engine.connect()).kind == "sglang"
+
+
+async def test_mlx_lm_server_is_found_and_given_the_tokenizer(tmp_path: Path) -> None:
+    file = write_tokenizer_json(tmp_path / "tokenizer.json", {"a": 0}, decoder=BYTE_LEVEL)
+    async with FakeMlx() as fake:
+        alone = open_engine(fake.url, "ref")
+        with pytest.raises(UnusableEngine, match="--tokenizer"):
+            await alone.connect()
+        assert alone.capabilities is not None
+        assert not alone.capabilities.takes_ids
+        wrong = open_engine(fake.url, "ref", tokenizer=file)
+        with pytest.raises(UnusableEngine, match="tokenizer"):
+            await wrong.connect()
+        gguf = tmp_path / "model.gguf"
+        gguf.write_bytes(b"GGUF")
+        spells_only = open_engine(fake.url, "ref", tokenizer=gguf)
+        with pytest.raises(UnusableEngine, match="--tokenizer"):
+            await spells_only.connect()
+
+
+async def test_an_mlx_lm_server_whose_thread_has_died_says_so() -> None:
+    async with FakeMlx(thread_died=True) as fake:
+        with pytest.raises(EngineRefused, match="thread has died"):
+            await open_engine(fake.url, "ref").connect()
 
 
 async def test_mlx_lm_server_is_told_also_when_it_lists_no_models() -> None:

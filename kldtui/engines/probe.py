@@ -20,7 +20,7 @@ from kldtui.engines.llama_server import LlamaServer
 from kldtui.engines.sglang import SglangServer
 from kldtui.engines.vllm import VllmServer
 from kldtui.engines.who import Kind, recognise
-from kldtui.errors import EngineError, UnusableEngine
+from kldtui.errors import EngineError, UnusableEngine, VocabularyError
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,30 @@ class Access:
         }
 
 
+def _mlx(to: Access) -> Engine:
+    """Imported here, since it takes as long as all else that starts kldtui."""
+    from kldtui.engines.mlx_server import MlxServer
+
+    return MlxServer(to.url, tokenizer=_encodes(to.tokenizer), **to.options)
+
+
+def _encodes(tokenizer: Path | None) -> Path | None:
+    """The same, if it may encode text: a GGUF file only says what tokens are spelled."""
+    if tokenizer is None or tokenizer.is_dir():
+        whole = tokenizer is None or (tokenizer / "tokenizer.json").exists()
+        return tokenizer if whole else None
+    try:
+        with tokenizer.open("rb") as file:
+            return None if file.read(4) == b"GGUF" else tokenizer
+    except OSError:
+        return tokenizer
+
+
 MAKERS: dict[Kind, Callable[[Access], Engine]] = {
     "llama-server": lambda to: LlamaServer(to.url, build=to.build, **to.options),
     "vllm": lambda to: VllmServer(to.url, **to.options),
     "sglang": lambda to: SglangServer(to.url, **to.options),
+    "mlx_lm.server": _mlx,
 }
 
 
@@ -119,7 +139,10 @@ class Probed:
             replaced, self._engine, self._kind = self._engine, make(self._access), seen.kind
             if replaced is not None:
                 await replaced.close()
-        return await self._engine.connect()
+        try:
+            return await self._engine.connect()
+        except VocabularyError as error:  # of a tokenizer, where the server takes text
+            raise self._http.error(UnusableEngine, str(error)) from None
 
     async def generate(
         self, prefix: Sequence[int], n: int, top_n: int, *, cache: bool = False

@@ -85,7 +85,7 @@ async def recognise(http: Http) -> Seen:
         http.refuse(health.status_code, health.content, health.headers)
     said = _object(health)
     alive = said.get("status") == "ok" and health.status_code == 200
-    if alive and calls.startswith("BaseHTTP/"):
+    if calls.startswith("BaseHTTP/") and said.get("status") in ("ok", "unavailable"):
         return _seen("mlx_lm.server", calls)
     if said.get("status") in ("healthy", "unhealthy") and "issues" in said:
         return _seen("TabbyAPI", calls)
