@@ -33,6 +33,7 @@ COMMANDS = {
         "kldtui.cli.reading:inspect",
         "Say what a recording holds and what is wrong with it.",
     ),
+    "labels": ("kldtui.cli.labelling:labels", "Summarise a label file."),
     "answers": ("kldtui.cli.answers:answers", "Count the benchmark answers that flip."),
     "branch": ("kldtui.cli.branching:branch", "Continue from a root with both tokens, headless."),
 }

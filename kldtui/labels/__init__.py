@@ -6,6 +6,7 @@ Must not know: the screen, engines, the network.
 
 from kldtui.labels.branch_file import branch_path
 from kldtui.labels.identity import ReviewIdentity, default_path, identity_of
+from kldtui.labels.reading import read_labels
 from kldtui.labels.record import Key, LabelRecord, summarise
 from kldtui.labels.store import Action, LabelStore
 from kldtui.labels.taxonomy import BY_ID, BY_KEY, CLEAR_KEY, TAXONOMY, LabelClass
@@ -24,5 +25,6 @@ __all__ = [
     "branch_path",
     "default_path",
     "identity_of",
+    "read_labels",
     "summarise",
 ]

@@ -1,0 +1,57 @@
+"""Label files in figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from kldtui.cli import cli
+from kldtui.label_report import write_report
+from tests.ui.review import open_review
+
+
+@pytest.fixture
+def labelled(tmp_path: Path) -> Path:
+    """Two labels and a note on the small pair; the note tries to be a table of its own."""
+    session = open_review(tmp_path)
+    while any(True for _ in session.index.scan()):
+        pass
+    session.count_anew()
+    roots = [session.facts(i, 0) for i in range(session.index.layout.n) if session.flips(i)]
+    session.set_label(roots[0], "1", "order")
+    session.set_label(roots[1], "2", "order")
+    session.set_note(roots[1], "a | b\n# c", "order")
+    assert session.labels is not None
+    write_report(session.labels)
+    session.close()
+    return tmp_path / "labels.json"
+
+
+def test_the_summary_counts_classes_and_never_hints(labelled: Path) -> None:
+    result = CliRunner().invoke(cli, ["labels", str(labelled), "--json"])
+    assert result.exit_code == 0
+    (entry,) = json.loads(result.output)
+    assert entry["quant"] == "q4"
+    assert entry["labelled"] == 2
+    assert entry["classes"]["recovers"] == 1
+    assert sum(entry["classes"].values()) == 2
+    assert entry["notes"] == 1
+
+
+def test_the_report_has_a_row_a_label_and_text_stays_in_its_cell(labelled: Path) -> None:
+    text = labelled.with_suffix(".md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| c0:")]
+    assert len(rows) == 2
+    assert "a \\| b" in rows[1]
+    assert CliRunner().invoke(cli, ["labels", str(labelled)]).output.strip() == text.strip()
+
+
+def test_what_is_no_label_file_is_one_line_and_exit_2(tmp_path: Path) -> None:
+    other = tmp_path / "x.json"
+    other.write_text("{}")
+    result = CliRunner().invoke(cli, ["labels", str(other)])
+    assert result.exit_code == 2
+    assert len(result.stderr.strip().splitlines()) == 1
