@@ -119,7 +119,7 @@ class RunRecording:
         return self._chunk(chunk).tokens
 
     def prompt_length(self, chunk: int) -> int | None:
-        """How many of a rollout's tokens are its prompt; None in a teacher-forced run."""
+        """How many of a chunk's tokens are its prompt; None where it is said to have none."""
         return self._chunk(chunk).prompt_length
 
     def chunk_fields(self, chunk: int) -> dict[str, Any]:

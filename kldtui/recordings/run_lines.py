@@ -235,7 +235,7 @@ def parse_chunk(fields: dict[str, Any], header: Header) -> Chunk:
             f"the tokens of chunk {number} are not all from 0 to {header.n_vocab - 1} (n_vocab)"
         )
     prompt_length = None
-    if header.kind == "rollout":
+    if header.kind == "rollout" or fields.get("prompt_length") is not None:
         prompt_length = _whole(fields.get("prompt_length"), "prompt_length", 1, len(listed))
     if len(listed) > header.n_ctx:
         raise LineError(f"chunk {number} has {len(listed)} tokens, more than n_ctx {header.n_ctx}")
