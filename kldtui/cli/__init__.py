@@ -34,6 +34,7 @@ COMMANDS = {
         "Say what a recording holds and what is wrong with it.",
     ),
     "labels": ("kldtui.cli.labelling:labels", "Summarise a label file."),
+    "record": ("kldtui.cli.recording:record", "Make recordings, and runs of other files."),
     "answers": ("kldtui.cli.answers:answers", "Count the benchmark answers that flip."),
     "branch": ("kldtui.cli.branching:branch", "Continue from a root with both tokens, headless."),
 }

@@ -101,3 +101,9 @@ class Recording(Protocol):
         """One row, or None where nothing was recorded. Raises RecordingChanged as `rows`."""
 
     def close(self) -> None: ...
+
+
+def prompt_length(recording: Recording, chunk: int) -> int | None:
+    """How many of a chunk's tokens are a rollout's prompt; None in what is no rollout."""
+    asked = getattr(recording, "prompt_length", None)
+    return None if asked is None else asked(chunk)

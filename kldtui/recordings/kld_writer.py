@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from kldtui.errors import RecordingError
 from kldtui.recordings.kld import MAGICS
+from kldtui.rows import FullRows
 
 SPREAD = 16.0
 """Version 1 keeps this many nats below the best logit (ik_llama.cpp keeps 24)."""
@@ -41,6 +42,17 @@ def encode(
             scale, minimum, codes = _encode_v1(row, spread) if version == 1 else _encode_v2(row)
             record[:4] = np.frombuffer(struct.pack("<ff", scale, minimum), "<u2")
             record[4 : 4 + n_vocab] = codes
+    return out
+
+
+def record_of(rows: FullRows, i: int) -> NDArray[np.uint16]:
+    """The record, uint16[words], that row `i` was decoded from; of `_logits2` one that decodes to
+    the same row (it was renormalised)."""
+    codes = rows.codes[i]
+    out = np.zeros(2 * ((codes.size + 1) // 2) + 4, "<u2")
+    minimum = rows.base[i] + rows.scale[i] if rows.zeros else rows.base[i]
+    out[:4] = np.frombuffer(struct.pack("<ff", rows.scale[i], minimum), "<u2")
+    out[4 : 4 + codes.size] = codes
     return out
 
 

@@ -170,8 +170,8 @@ class RunRecording:
         refs = [line.ref or (-1, math.nan) for line in lines]
         return Kept(
             kld=floats("kld"),
-            floored=floats("kld_floored"),
-            more=floats("kld_more"),
+            floored=np.nan_to_num(floats("kld_floored"), nan=0.0),
+            more=np.nan_to_num(floats("kld_more"), nan=0.0),
             ref_id=np.array([id for id, _ in refs], np.int32),
             ref_logp=np.array([logp for _, logp in refs], np.float32),
             whole=whole,
@@ -188,7 +188,7 @@ class RunRecording:
                 data = base64.b64decode(line.row, validate=True)
             except ValueError:
                 raise LineError("its row is no base64") from None
-            raw = np.frombuffer(data, "<u2").reshape(1, -1)
+            raw = np.frombuffer(bytearray(data), "<u2").reshape(1, -1)
             return decode(raw, self._header.n_vocab, version)
         except LineError as error:
             number = self._lines.number[self._lines.of_chunk(chunk).start + i]

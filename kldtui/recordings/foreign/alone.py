@@ -46,6 +46,7 @@ def alone(file: ForeignFile) -> ForeignRecording:
         0,
         max(chunk.tokens.size for chunk in chunks),
         chunks,
+        kind="rollout" if any(answer.output for answer in file.answers) else "teacher_forced",
         pieces=file.gathered.pieces,
         engine=file.gathered.engine,
         problems=[*file.problems, *left_out],

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kldtui.errors import StreamMismatch, UnsupportedRecording
-from kldtui.recordings.base import Recording
+from kldtui.recordings.base import Recording, prompt_length
 from kldtui.recordings.foreign.answer import Answer, Step
 from kldtui.recordings.foreign.kinds import ForeignFile
 from kldtui.recordings.foreign.recording import ForeignChunk, ForeignRecording, spoken
@@ -137,7 +137,12 @@ class _Placing:
     def __init__(self, file: ForeignFile, ref: Recording, text: _Text) -> None:
         self._file, self._ref, self._text = file, ref, text
         self._stream = _Stream(ref)
-        self._chunks = [ForeignChunk(tokens.copy(), 1) for tokens in self._stream.tokens]
+        self._kind: str = getattr(ref, "kind", "teacher_forced")
+        lengths = [prompt_length(ref, chunk) or 1 for chunk in range(ref.shape.n_chunk)]
+        self._chunks = [
+            ForeignChunk(tokens.copy(), length)
+            for tokens, length in zip(self._stream.tokens, lengths, strict=True)
+        ]
         self._counts: Counter[str] = Counter()
         self._firsts: Counter[int] = Counter()
         self._unplaced: list[str] = []
@@ -345,6 +350,7 @@ class _Placing:
             shape.n_vocab,
             shape.n_ctx,
             self._chunks,
+            kind=self._kind,
             pieces=self._file.gathered.pieces,
             engine=self._file.gathered.engine,
             problems=problems,

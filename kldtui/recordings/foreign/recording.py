@@ -68,7 +68,6 @@ class ForeignRecording:
 
     full = False
     version = 1
-    kind = "rollout"
     add_bos: bool | None = None
     bos_id: int | None = None
 
@@ -80,15 +79,17 @@ class ForeignRecording:
         n_ctx: int,
         chunks: Sequence[ForeignChunk],
         *,
+        kind: str,
         pieces: Mapping[int, bytes],
         engine: Mapping[str, Any],
         problems: Sequence[str],
     ) -> None:
-        """n_vocab: 0 where it is not known."""
+        """n_vocab: 0 where it is not known. kind: `teacher_forced` or `rollout`, as of runs."""
         for chunk in chunks:
             chunk.close()
         self.path = path
         self.format = format
+        self.kind = kind
         self.shape = StreamShape(n_ctx, n_vocab, len(chunks))
         self.pieces = dict(pieces)
         self.engine = dict(engine)
@@ -99,9 +100,9 @@ class ForeignRecording:
     def tokens(self, chunk: int) -> NDArray[np.int32]:
         return self._chunk(chunk).tokens
 
-    def prompt_length(self, chunk: int) -> int:
-        """How many of the chunk's tokens came before the first that was generated."""
-        return self._chunk(chunk).prompt_length
+    def prompt_length(self, chunk: int) -> int | None:
+        """How many of a rollout's tokens are its prompt; None in what is teacher-forced."""
+        return self._chunk(chunk).prompt_length if self.kind == "rollout" else None
 
     def scored(self, chunk: int) -> NDArray[np.int32]:
         return self._chunk(chunk).t

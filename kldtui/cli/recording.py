@@ -1,0 +1,211 @@
+"""`kldtui record`: how recordings come about. Its group, and `convert`, which needs no server.
+
+Knows: options, and how progress is shown on a terminal.
+Must not know: formats, servers, what a conversion does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any, cast
+
+import click
+
+from kldtui.convert import Conversion, Full, Progress, Wanted
+from kldtui.recordings import Recording, open_quant, open_recording
+from kldtui.recordings.kld_stream import KldStream, is_stream
+from kldtui.vocab import Vocabulary, find_vocabulary
+from kldtui.vocab.glyphs import safe
+
+SUBCOMMANDS = {
+    "convert": (
+        "kldtui.cli.recording:convert",
+        "Make a run of a .kld file, a pipe, or a server's answers.",
+    ),
+}
+"""name -> (module:attribute, one line of help)"""
+
+_FILE = click.Path(path_type=Path)
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(SUBCOMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in SUBCOMMANDS:
+            return None
+        module, _, name = SUBCOMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), name)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{module}:{name} is not a command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, words) for name, (_, words) in SUBCOMMANDS.items()])
+
+
+@click.group(cls=LazyGroup)
+def record() -> None:
+    """Make recordings: of what a model says of a stream, or of other files."""
+
+
+class ChunkRange(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
+    """`a-b`, both in, or a single number: (first, last)."""
+
+    name = "chunks"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", str(value))
+        if match is None or int(match[1]) > int(match[2] or match[1]):
+            self.fail(f"{value!r} is no range of chunks; write it as 0-9", param, ctx)
+        return int(match[1]), int(match[2] or match[1])
+
+
+class _Fulls(click.ParamType):  # type: ignore[type-arg]
+    """A comma-separated choice of places where whole rows are kept."""
+
+    name = "places"
+    _known = ("roots", "tool-calls")
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> frozenset[Full]:
+        if isinstance(value, frozenset):
+            return value
+        words = [word.strip() for word in str(value).split(",")]
+        for word in words:
+            if word not in self._known:
+                self.fail(f"{word!r} is not one of {', '.join(self._known)}", param, ctx)
+        return frozenset(cast(list[Full], words))
+
+
+@click.command()
+@click.argument("source", metavar="IN")
+@click.option(
+    "-o", "out", type=_FILE, required=True, metavar="OUT", help="The run; it is gone on with."
+)
+@click.option(
+    "--against",
+    type=_FILE,
+    metavar="REF",
+    help="The reference: exact KLD and the ref token's log p are kept at each position.",
+)
+@click.option(
+    "--top-n",
+    type=click.IntRange(1, 100_000),
+    default=40,
+    show_default=True,
+    metavar="N",
+    help="Tokens kept at each position.",
+)
+@click.option(
+    "--full",
+    type=_Fulls(),
+    metavar="PLACES",
+    help="Keep whole rows at roots, in tool-calls, or both: roots,tool-calls.",
+)
+@click.option("--chunks", type=ChunkRange(), metavar="A-B", help="Only these chunks, both in.")
+@click.option(
+    "--tokenizer",
+    type=_FILE,
+    metavar="FILE",
+    help="tokenizer.json, a GGUF file, or a folder with either (default: beside IN or REF).",
+)
+@click.option("--model", metavar="NAME", help="The model that IN is of, to be said in the run.")
+@click.option("--gzip", "compress", is_flag=True, help="Compress (default where OUT is *.gz).")
+def convert(
+    source: str,
+    out: Path,
+    against: Path | None,
+    top_n: int,
+    full: frozenset[Full] | None,
+    chunks: tuple[int, int] | None,
+    tokenizer: Path | None,
+    model: str | None,
+    compress: bool,
+) -> None:
+    """Make a run of IN: a .kld file, a server's answers, or a .kld as it comes through a pipe.
+
+    IN may be a named pipe that llama-perplexity writes to, or - for standard input. A conversion
+    that was stopped goes on when the same command is given again.
+    """
+    wanted = Wanted(
+        top_n=top_n,
+        full=full or frozenset(),
+        chunks=chunks,
+        model=model,
+        compress=compress or out.suffix == ".gz",
+    )
+    with ExitStack() as opened:
+        ref = None if against is None else opened.enter_context(closing(open_recording(against)))
+
+        def text() -> Vocabulary:
+            return find_vocabulary([] if ref is None else [ref], tokenizer)
+
+        given = opened.enter_context(closing(_open(source, ref, text)))
+        vocab = find_vocabulary([given, *([ref] if ref else [])], tokenizer)
+        job = Conversion(given, out, wanted, ref=ref, vocab=vocab)
+        show_progress(job.run(), "converting")
+    for line in _summary(job, out, wanted):
+        click.echo(safe(line))
+
+
+def _open(source: str, ref: Recording | None, text: Any) -> Recording:
+    if is_stream(source):
+        return KldStream(source)
+    return open_recording(source) if ref is None else open_quant(source, ref, text)
+
+
+def _summary(job: Conversion, out: Path, wanted: Wanted) -> Iterator[str]:
+    size = out.stat().st_size
+    yield f"{out}: {job.positions:,} positions written, {size / 1e6:,.1f} MB"
+    if job.exact:
+        yield f"exact KLD at {job.exact:,} of them"
+    if wanted.full:
+        yield f"whole rows at {job.whole_rows:,} of them"
+
+
+def show_progress(steps: Iterator[Progress], doing: str) -> None:
+    """Go through the steps, with their progress on a terminal."""
+    terminal = sys.stderr.isatty()
+    try:
+        for step in steps:
+            if terminal:
+                click.echo(f"\r{doing}: {_words(step)}\x1b[K", err=True, nl=False)
+    except KeyboardInterrupt:
+        click.echo("\nkldtui: stopped; the same command goes on from here", err=True)
+        raise
+    finally:
+        if terminal:
+            click.echo("\r\x1b[K", err=True, nl=False)
+
+
+def _words(step: Progress) -> str:
+    share = 100 * step.done / step.total if step.total else 100
+    rate = f" at {step.bytes_per_s / 1e6:,.0f} MB/s" if step.bytes_per_s else ""
+    left = "" if step.seconds_left is None else f", {_duration(step.seconds_left)} left"
+    return f"{step.done:,} of {step.total:,} positions ({share:.0f} %){rate}{left}"
+
+
+def _duration(seconds: float) -> str:
+    whole = math.ceil(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
