@@ -48,6 +48,9 @@ class Logp(NamedTuple):
     bound: bool
 
 
+_AROUND = np.arange(-2, 3)
+
+
 @dataclass(frozen=True, slots=True)
 class FullRows:
     """Rows over the whole vocabulary, as codes: log p = scale * code + base, nats, in float32.
@@ -59,6 +62,8 @@ class FullRows:
         every entry is a value.
     invalid: uint8[r], an `Invalid` each.
     zeros: whether code 0 stands for a probability of exactly zero, log p -inf.
+    raw: uint16[r, words], C-contiguous, of which `codes` is `raw[:, skip : skip + n_vocab]`; None
+        where the codes lie alone.
     """
 
     codes: NDArray[np.uint16]
@@ -67,6 +72,8 @@ class FullRows:
     floor: NDArray[np.float32]
     invalid: NDArray[np.uint8]
     zeros: bool = False
+    raw: NDArray[np.uint16] | None = None
+    skip: int = 0
 
     def __len__(self) -> int:
         return int(self.codes.shape[0])
@@ -101,31 +108,56 @@ class FullRows:
             out[codes == 0] = -np.inf
         return out
 
+    def least(self, cut: float) -> NDArray[np.int64]:
+        """The lowest code of each row whose log p is above `cut` nats, int64[r].
+
+        0 where all are; 65536 where none is.
+        """
+        out = np.full(len(self), int(self.zeros), np.int64)
+        if cut > -np.inf:
+            with np.errstate(all="ignore"):
+                near = np.ceil((cut - self.base.astype(np.float64)) / self.scale)
+            near = np.clip(np.nan_to_num(near), 2, 65533).astype(np.int64)
+            # Found in the arithmetic that decoding uses, so that both agree to the last code.
+            tried = near[:, None] + _AROUND
+            decoded = self.scale[:, None] * tried.astype(np.float32) + self.base[:, None]
+            over = decoded > np.float32(cut)
+            first = np.where(over.any(axis=1), near - 2 + over.argmax(axis=1), near + 3)
+            out = np.where(self.scale > 0, np.maximum(out, first), out)
+        return np.where((self.scale > 0) | (self.base > cut), out, 65536)
+
     def above(self, i: int, cut: float) -> NDArray[np.intp]:
         """The ids of row `i` whose log p is above `cut` nats, ascending."""
-        scale, base, least = self.scale[i], self.base[i], int(self.zeros)
-        if scale > 0 and cut > -np.inf:
-            # The first code above the cut, found in the arithmetic that decoding uses.
-            near = int(np.clip(np.ceil((cut - float(base)) / float(scale)), 2, 65533))
-            tried = np.arange(near - 2, near + 3)
-            over = np.flatnonzero(scale * tried.astype(np.float32) + base > np.float32(cut))
-            least = max(least, int(tried[over[0]]) if over.size else near + 3)
-        elif not base > cut:
-            least = 65536
+        least = int(self.part(slice(i, i + 1)).least(cut)[0])
         if least > 65535:
             return np.empty(0, np.intp)
         return np.flatnonzero(self.codes[i] >= np.uint16(least))
 
-    def row(self, i: int) -> FullRow:
-        one = slice(i, i + 1)
-        alone = FullRows(
-            self.codes[one],
-            self.scale[one],
-            self.base[one],
-            self.floor[one],
-            self.invalid[one],
+    def flat(self) -> tuple[NDArray[np.uint16], int]:
+        """All codes in one contiguous run from the first row's on, and the step from row to row.
+
+        Between the rows lie words that are no codes.
+        """
+        if self.raw is not None:
+            step = self.raw.shape[1]
+            return self.raw.reshape(-1)[self.skip :], step
+        return np.ascontiguousarray(self.codes).reshape(-1), self.n_vocab
+
+    def part(self, cut: slice) -> FullRows:
+        """Some of the rows, sharing their memory."""
+        return FullRows(
+            self.codes[cut],
+            self.scale[cut],
+            self.base[cut],
+            self.floor[cut],
+            self.invalid[cut],
             self.zeros,
+            None if self.raw is None else self.raw[cut],
+            self.skip,
         )
+
+    def row(self, i: int) -> FullRow:
+        alone = self.part(slice(i, i + 1))
         return FullRow(alone.logp[0], float(self.floor[i]), Invalid(int(self.invalid[i])))
 
 

@@ -105,7 +105,6 @@ def test_argmax_margin_cost_and_ranks_are_those_of_the_rows(
     assert (mine["ref_p_ref"][0], mine["ref_stream"][0]) == (a[i], a[stream])
     assert both["ref_rank_quant"][0] == 1 + (a > a[j]).sum()
     assert both["quant_rank_ref"][0] == 1 + (b > b[i]).sum()
-    assert both["quant_rank_stream"][0] == 1 + (b > b[stream]).sum()
     assert mine["stream_rank"][0] == 1 + (a > a[stream]).sum()
 
 
@@ -312,7 +311,6 @@ def test_what_lies_outside_the_top_n_is_a_bound_of_unknown_rank() -> None:
     assert got["bounds"][0] & Bound.REF_P_QUANT
     assert got["ref_rank_quant"][0] == 0
     assert mine["bounds"][0] & Bound.REF_STREAM
-    assert got["quant_rank_stream"][0] == 2
     assert not got["bounds"][0] & Bound.QUANT_STREAM
 
 

@@ -6,15 +6,16 @@ Must not know: any format, or what is done with the rows.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kldtui.position import Position
-from kldtui.rows import Row, Rows
+from kldtui.rows import FullRows, Row, Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +108,40 @@ def prompt_length(recording: Recording, chunk: int) -> int | None:
     """How many of a chunk's tokens are a rollout's prompt; None in what is no rollout."""
     asked = getattr(recording, "prompt_length", None)
     return None if asked is None else asked(chunk)
+
+
+class EvenRecording(Recording, Protocol):
+    """A recording whose chunks all have as many records, one behind the other.
+
+    Flat record number i is the prediction of token `first_t + i % per_chunk` of chunk
+    `i // per_chunk`; there are `records` of them, and may be more later (`refresh`).
+    """
+
+    @property
+    def first_t(self) -> int: ...
+
+    @property
+    def per_chunk(self) -> int: ...
+
+    def flat_rows(self, first: int, last: int, scratch: Scratch | None = None) -> FullRows:
+        """The rows of records `first:last`, across chunks; otherwise as `rows`."""
+
+    def flat_tokens(self, start: int, count: int) -> NDArray[np.int32]:
+        """Tokens of the whole stream, counted through all chunks, int32[count]."""
+
+    def examine(self, cancel: threading.Event | None = None) -> None:
+        """Look at all that opening left out because it takes long; `problems` may grow.
+
+        Raises DamagedRecording where the file turns out to contradict its header.
+        """
+
+    def refresh(self) -> bool:
+        """Take in what has been written since; True if there are more records now.
+
+        Raises RecordingChanged where what was there is there no more.
+        """
+
+
+def as_even(recording: Recording) -> EvenRecording | None:
+    """The recording, if its records can be counted through."""
+    return cast(EvenRecording, recording) if hasattr(recording, "flat_rows") else None

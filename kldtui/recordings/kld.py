@@ -1,20 +1,12 @@
-"""The `.kld` file of llama.cpp: header, tokens, and one 16-bit distribution a record.
+"""The `.kld` file of llama.cpp, opened: a recording of whole rows (layout: kld_format.py).
 
-Knows: the byte layout of `_logits_` and `_logits2`, and what a cut or odd file looks like.
+Knows: positioned reads, and what a cut, odd, growing or replaced file looks like.
 Must not know: what is done with the rows, text, or any other format.
-
-Layout, little-endian (llama.cpp `tools/perplexity`, `--kl-divergence-base FILE`): magic[8],
-int32 n_ctx, int32 n_vocab, int32 n_chunk, int32 tokens[n_chunk * n_ctx]; then for each chunk
-`n_ctx - 1 - n_ctx/2` records of `2*((n_vocab+1)/2) + 4` uint16: float32 scale, float32 minimum,
-n_vocab codes, and a pad word where n_vocab is odd.
-
-- `_logits_`: log p = scale * code + minimum; code 0 means "at or below the floor".
-- `_logits2` (beellama.cpp): code 0 is exactly zero probability, log p = scale * (code - 1) +
-  minimum for the others, and the row is renormalised.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import struct
@@ -22,7 +14,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,89 +23,31 @@ from numpy.typing import NDArray
 from kldtui.errors import DamagedRecording, RecordingChanged, RecordingError
 from kldtui.position import Position
 from kldtui.recordings.base import Scratch, StreamShape
+from kldtui.recordings.kld_format import (
+    HEADER_BYTES,
+    MAGICS,
+    KldHeader,
+    decode,
+    parse_header,
+    validity,
+)
 from kldtui.rows import FullRow, FullRows, Invalid
 
-MAGICS = {b"_logits_": 1, b"_logits2": 2}
-HEADER_BYTES = 20
-_MAX_LOGP = 80.0
-"""A record whose best log p could pass this cannot be exponentiated in float32."""
+__all__ = [
+    "HEADER_BYTES",
+    "MAGICS",
+    "KldHeader",
+    "KldRecording",
+    "decode",
+    "parse_header",
+    "validity",
+]
+
 _TOKENS_AT_ONCE = 1 << 18
+_TOKENS_AT_OPEN = 1 << 19
+"""Opening looks at this many tokens at either end of the stream; `examine` at the others."""
 _PROBES = 16
 _PROBE_BYTES = 64
-
-
-@dataclass(frozen=True, slots=True)
-class KldHeader:
-    """What the first bytes of a file say; None for what the file is too short to hold."""
-
-    version: int
-    n_ctx: int | None
-    n_vocab: int | None
-    n_chunk: int | None
-
-    @property
-    def per_chunk(self) -> int:
-        """Records a chunk."""
-        n_ctx = self.n_ctx or 0
-        return max(0, n_ctx - 1 - n_ctx // 2)
-
-    @property
-    def record_words(self) -> int:
-        """Length of a record in uint16."""
-        return 2 * (((self.n_vocab or 0) + 1) // 2) + 4
-
-    @property
-    def data_offset(self) -> int:
-        """Byte offset of the first record."""
-        return HEADER_BYTES + 4 * (self.n_chunk or 0) * (self.n_ctx or 0)
-
-    @property
-    def records_expected(self) -> int:
-        return (self.n_chunk or 0) * self.per_chunk
-
-    @property
-    def size_expected(self) -> int:
-        """Bytes of a whole file."""
-        return self.data_offset + 2 * self.record_words * self.records_expected
-
-    @property
-    def is_sane(self) -> bool:
-        """Whether the numbers are all there and could be those of a recording."""
-        if self.n_ctx is None or self.n_vocab is None or self.n_chunk is None:
-            return False
-        return self.n_ctx >= 3 and self.n_vocab >= 1 and self.n_chunk >= 0
-
-    def fault(self, size: int) -> str | None:
-        """Why a file of `size` bytes with this header cannot be read at all, or None."""
-        if self.n_ctx is None or self.n_vocab is None or self.n_chunk is None:
-            return (
-                f"holds only {size} bytes of its header: the run that wrote it failed before the "
-                "text was checked (it may be shorter than two chunks); record it again"
-            )
-        if not self.is_sane:
-            return (
-                f"has a damaged header: n_ctx {self.n_ctx}, n_vocab {self.n_vocab}, "
-                f"n_chunk {self.n_chunk}"
-            )
-        if size < self.data_offset:
-            return (
-                f"ends within its tokens ({size:,} of {self.data_offset:,} bytes; n_ctx "
-                f"{self.n_ctx}, n_vocab {self.n_vocab}, n_chunk {self.n_chunk}): nothing of it "
-                "is scored; record it again"
-            )
-        return None
-
-
-def parse_header(head: bytes) -> KldHeader | None:
-    """The header in the first 20 bytes of a file; None if the magic is not one of ours."""
-    version = MAGICS.get(head[:8])
-    if version is None:
-        return None
-    numbers: list[int | None] = [None, None, None]
-    for i in range(3):
-        if len(head) >= 12 + 4 * i:
-            numbers[i] = struct.unpack_from("<i", head, 8 + 4 * i)[0]
-    return KldHeader(version, *numbers)
 
 
 class KldRecording:
@@ -159,30 +92,55 @@ class KldRecording:
         self.header = header
         self.version = header.version
         self.shape = StreamShape(header.n_ctx or 0, header.n_vocab or 0, header.n_chunk or 0)
-        self._first = self.shape.n_ctx // 2 + 1
+        self.first_t = self.shape.n_ctx // 2 + 1
+        self.per_chunk = header.per_chunk
         self.records_expected = header.records_expected
-        whole = (self._size - header.data_offset) // (2 * header.record_words)
-        self.records = min(whole, self.records_expected)
+        self.records = self._whole_records()
         self._probed = self._fingerprint()
+        total = self.shape.n_chunk * self.shape.n_ctx
+        self._looked_at = [(0, min(total, _TOKENS_AT_OPEN))]
+        if total > _TOKENS_AT_OPEN:
+            self._looked_at.append((max(_TOKENS_AT_OPEN, total - _TOKENS_AT_OPEN), total))
+        self._strange: tuple[int, Position] | None = None
+        self._look_at_tokens(self._looked_at)
         self.problems = self._find_problems()
+
+    def _whole_records(self) -> int:
+        whole = (self._size - self.header.data_offset) // (2 * self.header.record_words)
+        return min(whole, self.records_expected)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What tells the file's contents from others' without reading them all, as JSON: size,
+        time of the last change (ns), header, and SHA-256 over the samples that opening read."""
+        size, mtime_ns = self._stamp
+        return {
+            "size": size,
+            "mtime_ns": mtime_ns,
+            "head": self._probed[:HEADER_BYTES].hex(),
+            "samples": hashlib.sha256(self._probed).hexdigest(),
+        }
 
     # -- what is there -------------------------------------------------------------------------
 
     def tokens(self, chunk: int) -> NDArray[np.int32]:
         """The chunk's tokens, int32[n_ctx]."""
         self._check_chunk(chunk)
-        out = np.empty(self.shape.n_ctx, "<i4")
-        self._read(out.data.cast("B"), HEADER_BYTES + 4 * chunk * self.shape.n_ctx)
+        return self.flat_tokens(chunk * self.shape.n_ctx, self.shape.n_ctx)
+
+    def flat_tokens(self, start: int, count: int) -> NDArray[np.int32]:
+        """Tokens of the whole stream, counted through all chunks, int32[count]."""
+        out = np.empty(count, "<i4")
+        self._read(out.data.cast("B"), HEADER_BYTES + 4 * start)
         return out.astype(np.int32, copy=False)
 
     def scored(self, chunk: int) -> NDArray[np.int32]:
         """The t of the chunk's whole records: the second half of the chunk, or what there is."""
         self._check_chunk(chunk)
-        return np.arange(self._first, self._first + self._held(chunk), dtype=np.int32)
+        return np.arange(self.first_t, self.first_t + self._held(chunk), dtype=np.int32)
 
     def _held(self, chunk: int) -> int:
-        per_chunk = self.header.per_chunk
-        return max(0, min(per_chunk, self.records - chunk * per_chunk))
+        return max(0, min(self.per_chunk, self.records - chunk * self.per_chunk))
 
     def _check_chunk(self, chunk: int) -> None:
         if not 0 <= chunk < self.shape.n_chunk:
@@ -195,19 +153,25 @@ class KldRecording:
         self._check_chunk(chunk)
         if not 0 <= start <= stop <= self._held(chunk):
             raise IndexError(f"rows {start}:{stop} of {self._held(chunk)} in chunk {chunk}")
+        record = min(chunk * self.per_chunk + start, self.records)
+        return self.flat_rows(record, record + stop - start, scratch)
+
+    def flat_rows(self, first: int, last: int, scratch: Scratch | None = None) -> FullRows:
+        """The rows of records `first:last`, across chunks; otherwise as `rows`."""
+        if not 0 <= first <= last <= self.records:
+            raise IndexError(f"records {first}:{last} of {self.records}")
         self._check_unchanged()
-        scratch = scratch or Scratch()
         words = self.header.record_words
-        raw = scratch.array("raw", (stop - start, words), "<u2")
-        record = chunk * self.header.per_chunk + start
-        self._read(raw.reshape(-1).data.cast("B"), self.header.data_offset + 2 * words * record)
+        offset = self.header.data_offset + 2 * words * first
+        raw = (scratch or Scratch()).array("raw", (last - first, words), "<u2")
+        self._read(raw.reshape(-1).data.cast("B"), offset)
         return decode(raw, self.shape.n_vocab, self.version)
 
     def row(self, position: Position) -> FullRow | None:
         """One row, or None where nothing was recorded."""
         if not 0 <= position.chunk < self.shape.n_chunk:
             return None
-        i = position.t - self._first
+        i = position.t - self.first_t
         if not 0 <= i < self._held(position.chunk):
             return None
         return self.rows(position.chunk, i, i + 1).row(0)
@@ -294,6 +258,20 @@ class KldRecording:
             )
         self._stamp = stamp
 
+    def refresh(self) -> bool:
+        """Take in what has been written since; True if there are more records now.
+
+        Raises RecordingChanged where what was there is there no more.
+        """
+        self._check_unchanged()
+        if self._stamp[0] == self._size:
+            return False
+        before, self._size = self.records, self._stamp[0]
+        self.records = self._whole_records()
+        self._probed = self._fingerprint()
+        self.problems = self._find_problems()
+        return self.records > before
+
     def _fingerprint(self) -> bytes:
         """Header and the first bytes of records spread over the file."""
         length = min(_PROBE_BYTES, 2 * self.header.record_words)
@@ -312,6 +290,35 @@ class KldRecording:
 
     # -- problems ------------------------------------------------------------------------------
 
+    def examine(self, cancel: threading.Event | None = None) -> None:
+        """Look at all that opening left out because it takes long; `problems` may grow.
+
+        Raises DamagedRecording where the file turns out to contradict its header.
+        """
+        total = self.shape.n_chunk * self.shape.n_ctx
+        for start in range(0, total, _TOKENS_AT_ONCE):
+            if cancel is not None and cancel.is_set():
+                return
+            block = (start, min(total, start + _TOKENS_AT_ONCE))
+            if not any(a <= block[0] and block[1] <= b for a, b in self._looked_at):
+                self._look_at_tokens([block])
+                self._looked_at.append(block)
+        self.problems = self._find_problems()
+
+    def _look_at_tokens(self, ranges: list[tuple[int, int]]) -> None:
+        """Count token ids that are no ids of the vocabulary, and where the first is."""
+        count, first = self._strange or (0, None)
+        for begin, end in ranges:
+            for start in range(begin, end, _TOKENS_AT_ONCE):
+                tokens = self.flat_tokens(start, min(end - start, _TOKENS_AT_ONCE))
+                if not tokens.size or 0 <= tokens.min() <= tokens.max() < self.shape.n_vocab:
+                    continue
+                bad = np.flatnonzero((tokens < 0) | (tokens >= self.shape.n_vocab))
+                where = Position(*divmod(start + int(bad[0]), self.shape.n_ctx))
+                first = where if first is None else min(first, where)
+                count += int(bad.size)
+        self._strange = None if first is None else (count, first)
+
     def _find_problems(self) -> tuple[str, ...]:
         problems = []
         size, expected = self._size, self.header.size_expected
@@ -327,30 +334,15 @@ class KldRecording:
             problems.append(f"{size - expected:,} bytes follow the last record that it promises")
         if not self.shape.n_chunk:
             problems.append("holds no chunks")
-        strange = self._tokens_outside()
-        if strange is not None:
-            count, first = strange
+        if self._strange is not None:
+            count, first = self._strange
             problems.append(f"{count:,} tokens lie outside the vocabulary, the first at {first}")
         unlike = self._unlike_records()
         if unlike:
             problems.append(f"{unlike} records of those probed are not laid out as the header says")
-        if odd_size and (unlike or (strange is not None and size > expected)):
+        if odd_size and (unlike or (self._strange is not None and size > expected)):
             raise DamagedRecording(f"{self.path}: contradicts its header: {'; '.join(problems)}")
         return tuple(problems)
-
-    def _tokens_outside(self) -> tuple[int, Position] | None:
-        """How many token ids are no ids of the vocabulary, and where the first is."""
-        count, first = 0, None
-        total = self.shape.n_chunk * self.shape.n_ctx
-        block = np.empty(min(total, _TOKENS_AT_ONCE), "<i4")
-        for start in range(0, total, _TOKENS_AT_ONCE):
-            tokens = block[: total - start]
-            self._read(tokens.data.cast("B"), HEADER_BYTES + 4 * start)
-            bad = np.flatnonzero((tokens < 0) | (tokens >= self.shape.n_vocab))
-            if bad.size:
-                first = first or Position(*divmod(start + int(bad[0]), self.shape.n_ctx))
-                count += bad.size
-        return None if first is None else (count, first)
 
     def _unlike_records(self) -> int:
         """Of the probed records, those that are none, if they are more than those that are.
@@ -371,63 +363,3 @@ class KldRecording:
             else:
                 unlike += 1
         return unlike if unlike > like else 0
-
-
-def decode(raw: NDArray[np.uint16], n_vocab: int, version: int) -> FullRows:
-    """Records, uint16[r, words], as rows that share their memory; formulas in the module's head.
-
-    Codes of a record with scale 0, which mean nothing, are set to 0 in place.
-    """
-    scale, minimum = _heads(raw)
-    codes = raw[:, 4 : 4 + n_vocab]
-    invalid = validity(raw, n_vocab, version)
-    if version == 2:
-        return _decode_v2(codes, scale, minimum, invalid)
-    floor = minimum.copy()
-    for i in np.flatnonzero(scale == 0):
-        codes[i] = 0
-        floor[i] = -np.inf  # equal logits: each entry is a value
-    return FullRows(codes, scale, minimum, floor, invalid)
-
-
-def _decode_v2(
-    codes: NDArray[np.uint16],
-    scale: NDArray[np.float32],
-    minimum: NDArray[np.float32],
-    invalid: NDArray[np.uint8],
-) -> FullRows:
-    floor = np.full(scale.shape, -np.inf, np.float32)
-    with np.errstate(all="ignore"):
-        base = minimum - scale
-    rows = FullRows(codes, scale, base, floor, invalid, zeros=True)
-    logp = rows.logp
-    for i in np.flatnonzero(invalid == Invalid.NO):
-        best = logp[i].max()
-        if not np.isfinite(best):
-            invalid[i] = Invalid.INFINITE
-            continue
-        total = np.exp(logp[i] - best).sum(dtype=np.float64)
-        base[i] -= np.float32(best + np.log(total))
-    return rows
-
-
-def _heads(raw: NDArray[np.uint16]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    head = np.ascontiguousarray(raw[:, :4]).view("<f4").astype(np.float32)
-    return head[:, 0], head[:, 1]
-
-
-def validity(raw: NDArray[np.uint16], n_vocab: int, version: int) -> NDArray[np.uint8]:
-    """An `Invalid` for each record, uint8[r]; codes are looked at only where the scale is 0."""
-    scale, minimum = _heads(raw)
-    out = np.zeros(scale.shape[0], np.uint8)
-    with np.errstate(all="ignore"):
-        top = scale * np.float32(65535) + minimum
-    out[(scale < 0) | (top > _MAX_LOGP)] = Invalid.CONTRADICTORY
-    for i in np.flatnonzero(scale == 0):
-        if minimum[i] == 0 and not raw[i, 4 : 4 + n_vocab].any():
-            out[i] = Invalid.UNWRITTEN
-        elif version == 1 and abs(minimum[i] + math.log(n_vocab)) > 1e-3:
-            out[i] = Invalid.CONTRADICTORY
-    out[np.isinf(scale) | np.isinf(minimum) | np.isinf(top)] = Invalid.INFINITE
-    out[np.isnan(scale) | np.isnan(minimum)] = Invalid.NOT_A_NUMBER
-    return out

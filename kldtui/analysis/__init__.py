@@ -1,0 +1,58 @@
+"""What one position says of a pair: argmaxes, ties, KLD, margins, ranks, and what is a bound.
+
+Knows: numpy (and numba, where it is installed), and rows of log-probabilities, full or top-N.
+Must not know: files, formats, chunks, text, or which position a row belongs to.
+
+A *top set* is every id that shares the best log p of a row; the argmax is its lowest id, as in
+llama.cpp. Two rows agree, tie or flip by their top sets: disjoint sets are a root, sets that meet
+are a tie where one of them has several members.
+"""
+
+from kldtui.analysis.blocks import (
+    RefBlock,
+    analyse_pair,
+    analyse_ref,
+    first_pair,
+    first_ref,
+    second_pair,
+    second_ref,
+)
+from kldtui.analysis.columns import (
+    PAIR_DTYPE,
+    PAIR_REST,
+    REF_DTYPE,
+    REF_REST,
+    SMALLEST_LOGP,
+    Bound,
+    Columns,
+    Kind,
+    State,
+    missing_pair,
+)
+from kldtui.analysis.kernels import Kernels, NumpyKernels, load_fast
+from kldtui.analysis.reading import KLD_CUT, MASS_TOLERANCE
+
+__all__ = [
+    "KLD_CUT",
+    "MASS_TOLERANCE",
+    "PAIR_DTYPE",
+    "PAIR_REST",
+    "REF_DTYPE",
+    "REF_REST",
+    "SMALLEST_LOGP",
+    "Bound",
+    "Columns",
+    "Kernels",
+    "Kind",
+    "NumpyKernels",
+    "RefBlock",
+    "State",
+    "analyse_pair",
+    "analyse_ref",
+    "first_pair",
+    "first_ref",
+    "load_fast",
+    "missing_pair",
+    "second_pair",
+    "second_ref",
+]

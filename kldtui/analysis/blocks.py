@@ -1,0 +1,308 @@
+"""A block of positions: what the first pass reads off the rows, and what the second adds.
+
+Knows: the columns, and rows of the reference and of one quant at the same positions.
+Must not know: files, formats, chunks, text, or which position a row belongs to.
+
+The first pass is what a root list needs; it looks at every code once. Rows of which not both are
+whole give all they can at once; a pair of whole rows gets its KLD, ranks and mass in the second.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kldtui.analysis.columns import (
+    KLD_COLUMNS,
+    PAIR_DTYPE,
+    REF_DTYPE,
+    SMALLEST_LOGP,
+    Bound,
+    Columns,
+    Kind,
+    State,
+    forget,
+    forget_both,
+)
+from kldtui.analysis.kernels import Kernels, NumpyKernels
+from kldtui.analysis.reading import (
+    KLD_CUT,
+    MASS_TOLERANCE,
+    Tops,
+    heavy_of,
+    look_up,
+    mass_is_strange,
+    ranks_of,
+    top_set,
+    tops_of,
+)
+from kldtui.partial import coarse_kld
+from kldtui.rows import FullRows, Kept, Rows, TopRows
+
+SAME_LOGP = 1e-5
+"""Decoded by two programs, one entry of one row does not differ by more (nats); entries of two
+rows usually differ by many steps of their encoding (2.4e-4)."""
+_LEAST_LOGP = -87.0
+"""Below, float32 has no normal number for the probability."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefBlock:
+    """A block of reference rows with what every quant's comparison needs of them."""
+
+    rows: Rows
+    stream: NDArray[np.int32]
+    columns: Columns
+    tops: Tops
+
+    def part(self, start: int, stop: int) -> RefBlock:
+        """The rows `start:stop`, sharing their memory."""
+        cut = slice(start, stop)
+        return RefBlock(
+            _cut(self.rows, cut), self.stream[cut], self.columns[cut], self.tops.part(cut)
+        )
+
+
+# -- the first pass ------------------------------------------------------------------------------
+
+
+def first_ref(rows: Rows, stream: NDArray[np.int32], kernels: Kernels | None = None) -> RefBlock:
+    """Columns of a block of reference rows, as far as the first pass goes.
+
+    stream: int32[r], the stream token of each row; an id outside the vocabulary is unknown.
+    """
+    with np.errstate(all="ignore"):
+        tops = tops_of(rows, kernels or NumpyKernels())
+        out = np.zeros(len(rows), REF_DTYPE)
+        out["tie"] = tops.tie
+        out["ref_id"] = tops.id
+        out["margin"] = tops.best - tops.second
+        out["ref_p_ref"] = tops.best
+        out["ref_stream"], bound = look_up(rows, stream)
+        out["bounds"] = np.where(bound, np.uint8(Bound.REF_STREAM), np.uint8(0))
+        out["stream_rank"] = (out["ref_stream"] == out["ref_p_ref"]) & ~bound
+    valid = rows.invalid == 0
+    forget(out, ~valid)
+    out["state"] = np.where(valid, State.SCORED, State.INVALID)
+    out["rest"] = ~valid
+    block = RefBlock(rows, stream, out, tops)
+    if isinstance(rows, TopRows):
+        out["stream_rank"] = 0
+        second_ref(block)
+    return block
+
+
+def first_pair(ref: RefBlock, quant: Rows, kernels: Kernels | None = None) -> Columns:
+    """PAIR_DTYPE[r] of a block of reference rows and the quant's rows of the same positions, as
+    far as the first pass goes; whole where one of them holds only its best entries."""
+    count = len(quant)
+    kernels = kernels or NumpyKernels()
+    with np.errstate(all="ignore"):
+        tops = tops_of(quant, kernels)
+        out = np.zeros(count, PAIR_DTYPE)
+        out["quant_id"] = tops.id
+        out["quant_tie"] = tops.tie
+        out["quant_p_quant"] = tops.best
+        ref_ids, quant_ids = ref.columns["ref_id"], out["quant_id"]
+        if ref.rows.invalid.any():
+            ref_ids = ref.tops.id.astype(np.int32)
+        out["ref_p_quant"], ref_bound = look_up(ref.rows, quant_ids)
+        out["quant_p_ref"], quant_bound = look_up(quant, ref_ids)
+        out["quant_stream"], stream_bound = look_up(quant, ref.stream)
+        out["kind"] = _kinds(ref, quant, tops)
+        same = ref_ids == quant_ids
+        out["ref_rank_quant"] = out["quant_rank_ref"] = same
+        out["bounds"] = (
+            Bound.REF_P_QUANT * ref_bound.view(np.uint8)
+            + Bound.QUANT_P_REF * quant_bound.view(np.uint8)
+            + Bound.QUANT_STREAM * stream_bound.view(np.uint8)
+        )
+    for name in KLD_COLUMNS:
+        out[name] = np.nan
+    valid = (ref.rows.invalid == 0) & (quant.invalid == 0)
+    if not valid.all():
+        forget(out, quant.invalid != 0)
+        forget_both(out, ref.rows.invalid != 0)
+    out["state"] = np.where(valid, State.SCORED, State.INVALID)
+    out["rest"] = ~valid
+    if isinstance(ref.rows, TopRows) or isinstance(quant, TopRows):
+        second_pair(ref, quant, out, kernels)
+        if isinstance(quant, TopRows) and quant.kept is not None:
+            _take_kept(out, ref, quant.kept, kernels)
+    return out
+
+
+def _take_kept(out: Columns, ref: RefBlock, kept: Kept, kernels: Kernels) -> None:
+    """Put what was kept of whole rows in place of what the best N of them say.
+
+    A KLD counts only where it was measured against this reference: where that one's best is this
+    one's best, to the last digits.
+    """
+    with np.errstate(invalid="ignore"):
+        same = (out["state"] == State.SCORED) & ~np.isnan(kept.kld)
+        same &= (kept.ref_id == ref.tops.id) & (abs(kept.ref_logp - ref.tops.best) < SAME_LOGP)
+    for name, values in zip(KLD_COLUMNS, (kept.kld, kept.floored, kept.more), strict=True):
+        out[name][same] = values[same]
+    out["bounds"][same] &= np.uint8(0xFF & ~Bound.KLD)
+    for i, whole in enumerate(kept.whole):
+        if whole is not None and isinstance(ref.rows, FullRows):
+            out[i] = analyse_pair(ref.part(i, i + 1), whole, kernels)[0]
+
+
+def _kinds(ref: RefBlock, quant: Rows, tops: Tops) -> NDArray[np.uint8]:
+    meet = ref.tops.id == tops.id
+    several = ref.tops.tie | tops.tie
+    if not several.any():
+        return np.where(meet, np.uint8(Kind.AGREE), np.uint8(Kind.ROOT))
+    for i in np.flatnonzero(several & ~meet):
+        mine = top_set(ref.rows, int(i), ref.tops)
+        theirs = top_set(quant, int(i), tops)
+        meet[i] = np.intersect1d(mine, theirs).size > 0
+    out = np.where(meet, Kind.AGREE, Kind.ROOT)
+    out[meet & several] = Kind.TIE
+    return out.astype(np.uint8)
+
+
+# -- the second pass -----------------------------------------------------------------------------
+
+
+def second_ref(ref: RefBlock, mass: NDArray[np.float64] | None = None) -> None:
+    """Complete the block's columns, in place.
+
+    mass: the summed probability of each row, where `second_pair` has given it; NaN where not.
+    """
+    rows, out = ref.rows, ref.columns
+    pending = out["rest"] == 0
+    beyond = np.where(out["stream_rank"] == 1, out["ref_id"], ref.stream)
+    ranks = ranks_of(rows, np.where(pending, beyond, out["ref_id"]), out["ref_id"])
+    out["stream_rank"] = np.where(pending, ranks, out["stream_rank"])
+    if mass is None:
+        mass = np.full(len(rows), np.nan)
+    strange = abs(mass - 1) > MASS_TOLERANCE
+    for i in np.flatnonzero(pending & np.isnan(mass)).tolist():
+        strange[i] = mass_is_strange(rows, i)
+    out["bounds"] |= np.where(pending & strange, np.uint8(Bound.MASS), np.uint8(0))
+    out["rest"] = 1
+
+
+def second_pair(
+    ref: RefBlock, quant: Rows, out: Columns, kernels: Kernels | None = None
+) -> NDArray[np.float64]:
+    """Complete a pair's columns, in place. ref: of which only rows and columns are looked at.
+
+    Gives the summed probability of each reference row, float64[r], NaN where it is not known.
+    """
+    pending = (out["state"] == State.SCORED) & (out["rest"] == 0)
+    mass = np.full(len(out), np.nan)
+    ref_ids, quant_ids = ref.columns["ref_id"], out["quant_id"]
+    apart = pending & (ref_ids != quant_ids)
+    if apart.any():
+        ranks = ranks_of(ref.rows, np.where(apart, quant_ids, ref_ids), ref_ids)
+        out["ref_rank_quant"] = np.where(apart, ranks, out["ref_rank_quant"])
+        ranks = ranks_of(quant, np.where(apart, ref_ids, quant_ids), quant_ids)
+        out["quant_rank_ref"] = np.where(apart, ranks, out["quant_rank_ref"])
+    slow = pending
+    if isinstance(ref.rows, FullRows) and isinstance(quant, FullRows):
+        quick = pending & _are_plain(ref.rows, quant)
+        if quick.any():
+            mass[quick] = _quick(ref.rows, quant, out, quick, kernels or NumpyKernels())
+        slow = pending & ~quick
+    for i in np.flatnonzero(slow).tolist():
+        found = _kld(ref.rows, quant, i)
+        out["kld"][i], out["kld_floored"][i] = found.kld, found.floored
+        out["kld_more"][i] = found.more
+        out["bounds"][i] |= Bound.KLD * found.bound | Bound.MASS * found.strange
+    out["rest"] = 1
+    return mass
+
+
+def _are_plain(ref: FullRows, quant: FullRows) -> NDArray[np.bool_]:
+    """Which pairs of rows are as most are: codes above a floor, in both."""
+    if ref.zeros or quant.zeros:
+        return np.zeros(len(ref), bool)
+    plain = np.ones(len(ref), bool)
+    for rows in (ref, quant):
+        plain &= (rows.scale > 0) & (rows.floor > -np.inf) & (rows.base > _LEAST_LOGP)
+    return plain
+
+
+def _quick(
+    ref: FullRows, quant: FullRows, out: Columns, where: NDArray[np.bool_], kernels: Kernels
+) -> NDArray[np.float64]:
+    """KLD and mass by a kernel; gives the reference's mass of the rows `where`, float64[k]."""
+    sums = kernels.sums(ref, quant, ref.least(KLD_CUT), out["quant_p_quant"], where)
+    out["kld"][where] = sums.kld
+    out["kld_floored"][where] = sums.floored
+    more = np.maximum(0.0, quant.floor[where].astype(np.float64) - SMALLEST_LOGP)
+    out["kld_more"][where] = sums.floored * more
+    least, most = 1 - MASS_TOLERANCE, 1 + MASS_TOLERANCE
+    doubtful = (sums.quant_low < least) | (sums.quant_high > most)
+    for i in np.flatnonzero(where)[doubtful].tolist():
+        if mass_is_strange(quant, i):
+            out["bounds"][i] |= Bound.MASS
+    return sums.ref_mass
+
+
+class _Kld(NamedTuple):
+    """One pair of valid rows: the KLD (nats), what the floor may have kept from it, whether it is
+    a lower bound, and whether the quant's row does not sum to 1."""
+
+    kld: float
+    floored: float
+    more: float
+    bound: bool
+    strange: bool
+
+
+def _kld(ref: Rows, quant: Rows, i: int) -> _Kld:
+    heavy = heavy_of(ref, i)
+    if heavy is not None and isinstance(quant, FullRows):
+        logq = quant.pick(i, heavy.ids)
+        kld = (heavy.p * (heavy.logp - logq)).sum(dtype=np.float64)
+        floor, floored = float(quant.floor[i]), 0.0
+        if floor > -np.inf:
+            floored = float(heavy.p[logq <= quant.floor[i]].sum(dtype=np.float64))
+        more = floored * max(0.0, floor - SMALLEST_LOGP) if floored else 0.0
+        # Where the reference has its mass the quant has nearly all of its own; only if not is
+        # the whole row summed.
+        strange = bool(abs(np.exp(logq).sum(dtype=np.float64) - 1) > MASS_TOLERANCE)
+        return _Kld(float(kld), floored, more, False, strange and mass_is_strange(quant, i))
+    return _Kld(coarse_kld(ref, quant, i), math.nan, math.nan, True, mass_is_strange(quant, i))
+
+
+# -- both at once --------------------------------------------------------------------------------
+
+
+def analyse_ref(rows: Rows, stream: NDArray[np.int32], kernels: Kernels | None = None) -> RefBlock:
+    """Both passes over a block of reference rows; `stream` as in `first_ref`."""
+    block = first_ref(rows, stream, kernels)
+    with np.errstate(all="ignore"):
+        second_ref(block)
+    return block
+
+
+def analyse_pair(ref: RefBlock, quant: Rows, kernels: Kernels | None = None) -> Columns:
+    """Both passes over a pair: PAIR_DTYPE[r]."""
+    out = first_pair(ref, quant, kernels)
+    with np.errstate(all="ignore"):
+        second_pair(ref, quant, out, kernels)
+    return out
+
+
+def _cut(rows: Rows, cut: slice) -> Rows:
+    if isinstance(rows, FullRows):
+        return rows.part(cut)
+    return TopRows(
+        rows.ids[cut],
+        rows.logp[cut],
+        rows.stream_ids[cut],
+        rows.stream_logp[cut],
+        rows.invalid[cut],
+        rows.extra[cut],
+        None if rows.floor is None else rows.floor[cut],
+        None if rows.kept is None else rows.kept.part(cut),
+    )
