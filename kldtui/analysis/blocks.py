@@ -48,6 +48,8 @@ SAME_LOGP = 1e-5
 rows usually differ by many steps of their encoding (2.4e-4)."""
 _LEAST_LOGP = -87.0
 """Below, float32 has no normal number for the probability."""
+_LEAST_SCALE = 1e-20
+"""Below, the ratio of two scales may be no float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +228,7 @@ def _are_plain(ref: FullRows, quant: FullRows) -> NDArray[np.bool_]:
         return np.zeros(len(ref), bool)
     plain = np.ones(len(ref), bool)
     for rows in (ref, quant):
-        plain &= (rows.scale > 0) & (rows.floor > -np.inf) & (rows.base > _LEAST_LOGP)
+        plain &= (rows.scale > _LEAST_SCALE) & (rows.floor > -np.inf) & (rows.base > _LEAST_LOGP)
     return plain
 
 
