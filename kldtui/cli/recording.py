@@ -24,6 +24,18 @@ from kldtui.vocab import Vocabulary, find_vocabulary
 from kldtui.vocab.glyphs import safe
 
 SUBCOMMANDS = {
+    "score": (
+        "kldtui.cli.record_live:score",
+        "Record what a model says of a reference's tokens: a quant.",
+    ),
+    "rollout": (
+        "kldtui.cli.record_live:rollout",
+        "Let a model go on from prompts: a reference of its own.",
+    ),
+    "import": (
+        "kldtui.cli.record_live:import_",
+        "Make a reference of logged conversations.",
+    ),
     "convert": (
         "kldtui.cli.recording:convert",
         "Make a run of a .kld file, a pipe, or a server's answers.",

@@ -66,7 +66,7 @@ class LlamaScorer:
         top_n: int,
         seen: Seen | None = None,
     ) -> list[Scored]:
-        """As `StepScorer.score_also`. Raises EngineError."""
+        """As `AlsoScorer.score_also`. Raises EngineError."""
         self._check(prefix, targets, also)
         await self._learn(targets)
         try:
@@ -115,7 +115,7 @@ class LlamaScorer:
         if not self.grammar or all(id in self._unsafe for id in targets):
             return
         if not self._asked_ends:
-            self._ends = await self._end_ids()
+            self._ends = await self.end_ids()
             self._asked_ends = True
         if self._ends is None or self._server.info is None or self._server.info.n_vocab is None:
             self.grammar = False
@@ -124,7 +124,7 @@ class LlamaScorer:
         for id in targets:
             self._unsafe[id] = id in self._ends or not _whole(self._server._sent.get(id, b""))
 
-    async def _end_ids(self) -> frozenset[int] | None:
+    async def end_ids(self) -> frozenset[int] | None:
         """The ids that end an answer: those that the server takes out if told to ignore them.
 
         None where it does not list what it takes out.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -53,7 +53,12 @@ _WHOLE_VOCABULARY = 1 << 20
 
 class LlamaServer:
     """An engine over one llama-server. One answer at a time: others wait for their turn, since
-    requests that share a batch change each other's last digits."""
+    requests that share a batch change each other's last digits.
+
+    scorer: how given texts are scored, and whether what the server held was kept.
+    """
+
+    one_pass = False
 
     def __init__(
         self,
@@ -343,10 +348,36 @@ class LlamaServer:
     ) -> list[Scored]:
         """What it says of each of `targets` after `prefix`, and of one other id at each; nats.
 
-        `scorer` says how, and whether what the server held was kept. Raises EngineError.
+        Raises EngineError.
         """
         async with self._turn:
             return await self.scorer.score(prefix, targets, also, top_n, seen)
+
+    # ── prompts ──────────────────────────────────────────────────────────────────────────────
+
+    async def render(self, conversation: Mapping[str, Any]) -> str:
+        """A conversation (`messages`, `tools` …) as the server's chat template writes it, ready
+        for an answer unless `add_generation_prompt` is false. Raises EngineError."""
+        answer = await self._http.post("/apply-template", dict(conversation))
+        text = answer.get("prompt") if isinstance(answer, dict) else None
+        if not isinstance(text, str):
+            raise self._http.error(EngineBroke, "it rendered no prompt (/apply-template)")
+        return text
+
+    async def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """The ids of a text, as those of a prompt in words: special tokens in it are read as
+        such, and `special` adds BOS where the model has it added. Raises EngineError."""
+        body = {"content": text, "add_special": special, "parse_special": True}
+        answer = await self._http.post("/tokenize", body, patient=True)
+        ids = answer.get("tokens") if isinstance(answer, dict) else None
+        if not isinstance(ids, list) or not all(isinstance(id, int) for id in ids):
+            raise self._http.error(EngineBroke, "it gave no token ids (/tokenize)")
+        return ids
+
+    async def end_ids(self) -> frozenset[int] | None:
+        """The ids that end an answer; None where it does not say. Raises EngineError."""
+        async with self._turn:
+            return await self.scorer.end_ids()
 
     # ── bytes ────────────────────────────────────────────────────────────────────────────────
 

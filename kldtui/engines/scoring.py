@@ -42,8 +42,13 @@ class Scorer(Protocol):
 
 
 @runtime_checkable
-class StepScorer(Protocol):
-    """An engine that scores a text token by token, and any other ids on the way."""
+class AlsoScorer(Protocol):
+    """An engine that scores a text, and any other ids on the way.
+
+    one_pass: it computes many tokens at once, not one by one.
+    """
+
+    one_pass: bool
 
     async def score_also(
         self,
@@ -59,10 +64,13 @@ class StepScorer(Protocol):
         """
 
 
-def scorer(engine: Engine) -> Scorer | StepScorer:
+AnyScorer = Scorer | AlsoScorer
+
+
+def scorer(engine: Engine) -> AnyScorer:
     """The part of a connected engine that scores. Raises UnusableEngine where there is none."""
     inner = getattr(engine, "engine", engine)  # what a probed URL turned out to be
-    if isinstance(inner, (StepScorer, Scorer)):
+    if isinstance(inner, (AlsoScorer, Scorer)):
         return inner
     kind = engine.info.kind if engine.info else "this engine"
     raise UnusableEngine(
@@ -71,17 +79,18 @@ def scorer(engine: Engine) -> Scorer | StepScorer:
     )
 
 
-def most_at_once(by: Scorer | StepScorer, start: int) -> int:
+def most_at_once(by: AnyScorer, start: int) -> int:
     """How many targets one request may have that begins after `start` tokens.
 
     A request that is broken off is asked again whole, so that it is short where tokens are
     computed one by one, but never so short that reading its prefix outweighs it.
     """
-    return max(256, start // 4) if isinstance(by, StepScorer) else max(2048, start)
+    one_by_one = isinstance(by, AlsoScorer) and not by.one_pass
+    return max(256, start // 4) if one_by_one else max(2048, start)
 
 
 async def score(
-    by: Scorer | StepScorer,
+    by: AnyScorer,
     prefix: Sequence[int],
     targets: Sequence[int],
     also: Sequence[int | None],
@@ -92,7 +101,7 @@ async def score(
 
     also: as long as `targets`; None where no other id is wanted. Raises EngineError.
     """
-    if isinstance(by, StepScorer):
+    if isinstance(by, AlsoScorer):
         return list(await by.score_also(prefix, targets, also, top_n, seen))
     tokens = await by.score(prefix, targets, top_n)
     out = []

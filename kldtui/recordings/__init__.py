@@ -23,6 +23,7 @@ from kldtui.recordings.foreign import (
 )
 from kldtui.recordings.kld import KldRecording, parse_header
 from kldtui.recordings.named import name_files, split_named
+from kldtui.recordings.own_rollout import own_rollouts
 from kldtui.recordings.run import is_run, open_run
 
 __all__ = [
@@ -64,11 +65,16 @@ def open_quant(path: Path | str, ref: Recording, text: Callable[[], Pieces]) -> 
 
     Answers of a server have no chunks of their own: they are laid beside the reference's
     (`foreign.place`), by ids, else with the vocabulary that `text` gives, which is asked only
-    then. Raises as `open_recording`, and StreamMismatch where no answer belongs to the stream.
+    then. Rollouts of its own from the reference's prompts are compared as far as both say the
+    same (`own_rollout`). Raises as `open_recording`, and StreamMismatch where no answer belongs to
+    the stream.
     """
     path = Path(path)
     head = _head(path)
-    return _open_own(path, head) or beside(_read_foreign(path, head), ref, text)
+    own = _open_own(path, head)
+    if own is None:
+        return beside(_read_foreign(path, head), ref, text)
+    return own_rollouts(own, ref) or own
 
 
 def _open_own(path: Path, head: bytes) -> Recording | None:

@@ -1,0 +1,151 @@
+"""A run that is begun, or goes on where it was stopped: the same header, else none.
+
+Knows: what must be equal for a recording to go on, and which ids still lack their text.
+Must not know: engines' requests, or what is recorded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from kldtui.engines.base import Engine, EngineInfo
+from kldtui.errors import RecordingError
+from kldtui.position import Position
+from kldtui.recordings.run import open_run
+from kldtui.recordings.run_lines import format_bos
+from kldtui.recordings.run_writer import RunWriter
+
+
+def begin_or_go_on(
+    path: Path,
+    *,
+    kind: str,
+    n_ctx: int,
+    n_vocab: int,
+    n_chunk: int,
+    n_positions: int | None,
+    top_n: int,
+    engine: Mapping[str, Any],
+    add_bos: bool | None,
+    bos_id: int | None,
+    fields: Mapping[str, Any],
+    created: datetime | None = None,
+) -> RunWriter:
+    """The writer of a new run, or of the one that is there, if it was begun like this.
+
+    Raises RecordingError that names the first difference, and what RunWriter raises.
+    """
+    if not path.exists() or path.stat().st_size == 0:
+        path.unlink(missing_ok=True)
+        return RunWriter.create(
+            path,
+            kind=kind,
+            n_ctx=n_ctx,
+            n_vocab=n_vocab,
+            n_chunk=n_chunk,
+            n_positions=n_positions,
+            top_n=top_n,
+            engine=engine,
+            add_bos=add_bos,
+            bos_id=bos_id,
+            created=created,
+            fields=fields,
+        )
+    writer = RunWriter.append(path)
+    wanted = {
+        "kind": kind,
+        "n_ctx": n_ctx,
+        "n_vocab": n_vocab,
+        "engine": dict(engine),
+        "bos": format_bos(add_bos, bos_id),
+        "top_n": top_n,
+        **fields,
+        "n_chunk": n_chunk,
+        "n_positions": n_positions,
+    }
+    difference = _difference(writer.header, json.loads(json.dumps(wanted)))
+    if difference:
+        writer.close()
+        raise RecordingError(
+            f"{path}: was begun otherwise: {difference}; give the same again, or record to "
+            "another path"
+        )
+    return writer
+
+
+def _difference(there: Mapping[str, Any], wanted: Mapping[str, Any], inside: str = "") -> str:
+    """The first field that differs, with both values; empty where none does."""
+    for name, value in wanted.items():
+        old = there.get(name)
+        if isinstance(value, dict) and isinstance(old, dict):
+            names = dict.fromkeys([*value, *old])
+            found = _difference(old, {n: value.get(n) for n in names}, f"{inside}{name}.")
+            if found:
+                return found
+        elif old != value:
+            return f"its {inside}{name} is {_short(old)}, not {_short(value)}"
+    return ""
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def engine_fields(info: EngineInfo, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The header's `engine`: what affects the numbers, and nothing that changes with a restart."""
+    passing = ("model_path", "max_total_num_tokens")
+    details = {name: value for name, value in info.details.items() if name not in passing}
+    return {
+        "name": info.kind,
+        "build": info.build,
+        "model": str(info.details.get("model_path") or info.model),
+        "settings": {**settings, **details},
+        "cache_prompt": False,
+    }
+
+
+class Pieces:
+    """Stores the text of the ids that occur, a line after each chunk."""
+
+    def __init__(self, engine: Engine, writer: RunWriter) -> None:
+        self._engine = engine
+        self._writer = writer
+        self._done: set[int] = set()
+        self._waiting: set[int] = set()
+
+    def recall(self) -> None:
+        """Take up the ids of the chunk that was recorded last, whose line may be missing."""
+        if not self._writer.n_chunk:
+            return
+        run = open_run(self._writer.path)
+        try:
+            self._done = set(run.pieces)
+            chunk = run.shape.n_chunk - 1
+            self.add(run.tokens(chunk).tolist())
+            rows = run.rows(chunk, 0, run.scored(chunk).size)
+            self.add(int(id) for id in rows.ids.ravel() if id >= 0)
+            for apart in rows.extra:
+                self.add(apart)
+        finally:
+            run.close()
+
+    def add(self, ids: Iterable[int]) -> None:
+        self._waiting.update(ids)
+
+    async def store(self) -> None:
+        """Ask for the text that is missing. Raises EngineError and RecordingError."""
+        new = sorted(self._waiting - self._done)
+        self._waiting.clear()
+        if new:
+            self._writer.pieces(await self._engine.pieces(new))
+            self._done.update(new)
+
+
+def has_all(writer: RunWriter, chunk: int, ts: Iterable[int]) -> bool:
+    """Whether these positions of a chunk are recorded."""
+    return all(writer.has(Position(chunk, int(t))) for t in ts)

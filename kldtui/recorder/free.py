@@ -1,0 +1,96 @@
+"""Two models that went on by themselves from the same prompts: where they part, as branches.
+
+Knows: runs of rollouts, and what a branch is made of.
+Must not know: engines at work, how a review keeps branches.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from kldtui.branching import QQ, RR, Arm, Branch, Stop
+from kldtui.engines.base import Token
+from kldtui.position import Position
+from kldtui.recordings.own_rollout import Pair, pair_rollouts
+from kldtui.recordings.run import RunRecording
+from kldtui.rows import TopRow
+
+_ENDS: dict[str, Stop] = {"eog": "eog", "limit": "limit", "context": "context"}
+
+
+def branches_from_rollouts(
+    ref: RunRecording, quant: RunRecording, name: str, *, top: bool = True
+) -> list[Branch]:
+    """R·r and Q·q at each place where two rollouts of one prompt part, as they were recorded.
+
+    name: the quant's in the review. top: with the best lists of each token. The branches are what
+    `Session.remember` takes. Where only one goes on behind the other's end there is no pair.
+    Raises StreamMismatch as `pair_rollouts`, RecordingChanged and DamagedRecording as reading.
+    """
+    out = []
+    for pair in pair_rollouts(ref, quant):
+        at = pair.parts_at
+        if at is None or at >= min(ref.tokens(pair.ref).size, quant.tokens(pair.quant).size):
+            continue
+        out.append(_branch(ref, pair.ref, pair, RR, name, top))
+        out.append(_branch(quant, pair.quant, pair, QQ, name, top))
+    return out
+
+
+def _branch(run: RunRecording, chunk: int, pair: Pair, arm: Arm, name: str, top: bool) -> Branch:
+    at = pair.parts_at or 0
+    ids = run.tokens(chunk).tolist()
+    told = run.chunk_fields(chunk)
+    tokens = []
+    for t in range(at + 1, len(ids)):
+        row = run.row(Position(chunk, t))
+        known = row if isinstance(row, TopRow) else None
+        value = known.logp(ids[t]) if known is not None else None
+        tokens.append(
+            Token(
+                ids[t],
+                run.pieces.get(ids[t], b""),
+                None if value is None or value.bound else value.value,
+                tuple(known.top(len(known.known))) if known is not None and top else (),
+            )
+        )
+    branch = Branch(
+        position=Position(pair.ref, at),
+        arm=arm,
+        quant=name,
+        start_id=ids[at],
+        prefix_ids=ids[:at],
+        start_data=run.pieces.get(ids[at], b""),
+        tokens=tokens,
+        engine=_engine(run),
+        settings=dict(run.engine.get("settings") or {}),
+        created=str(run.header.get("created") or ""),
+    )
+    branch.end(_ENDS.get(str(told.get("stop")), "limit"))
+    return branch
+
+
+def _engine(run: RunRecording) -> dict[str, Any]:
+    """The run's engine in the fields of a branch's."""
+    said = run.engine
+    return {
+        "kind": str(said.get("name") or "unknown"),
+        "url": "",
+        "model": str(said.get("model") or "unknown"),
+        "build": str(said.get("build") or "unknown"),
+        "n_vocab": run.shape.n_vocab,
+        "n_ctx": None,
+        "bos_id": run.bos_id,
+        "add_bos": None,
+        "details": {"recorded": run.path.name},
+    }
+
+
+def first_divergences(ref: RunRecording, quant: RunRecording) -> list[tuple[int, float]]:
+    """(chunk of the reference, tokens that agree before the first that differs) of each rollout
+    that both have; infinite where none differs. Raises StreamMismatch."""
+    return [
+        (pair.ref, math.inf if pair.agreed is None else float(pair.agreed))
+        for pair in pair_rollouts(ref, quant)
+    ]
