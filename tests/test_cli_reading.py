@@ -359,3 +359,30 @@ def test_a_terminal_sees_progress_and_ctrl_c_ends_the_scan_with_130(tmp_path: Pa
     assert out == b""
     assert rest.endswith(b"\r\x1b[K"), "the line of progress is cleared"
     assert b"Traceback" not in rest
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["stats"],
+        ["flips", "x.kld", "--sort", "bad"],
+        ["branch", "a.kld", "--quant", "b.kld", "--root", "c1:t1", "-n", "0"],
+        ["stats", "x.kld", "--nonsense"],
+        ["open"],
+    ],
+)
+def test_a_wrong_usage_is_one_line(words: list[str]) -> None:
+    result = run(*words)
+    assert result.exit_code == 2
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert "--help" in result.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_the_output_is_one_line(pair: tuple[Path, Path]) -> None:
+    ref, quant = pair
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "kldtui", "stats", str(ref), "--quant", str(quant)]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "kldtui: No space left on device\n"

@@ -341,7 +341,7 @@ async def test_an_unknown_server_is_called_unknown_with_what_can_be_asked() -> N
 
 async def test_a_front_whose_server_is_gone_is_no_unknown_server() -> None:
     async with Pages({}, Reply(502, b"<html>Bad Gateway"), "nginx") as fake:
-        with pytest.raises(EngineBroke, match="HTTP 502 to everything"):
+        with pytest.raises(EngineBroke, match=r"HTTP 502\), to everything"):
             await open_engine(fake.url, "ref").connect()
 
 

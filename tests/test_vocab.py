@@ -216,9 +216,9 @@ def shown(*pieces: bytes) -> list[str]:
 
 
 def test_a_character_split_over_tokens_is_shown_by_the_one_that_completes_it() -> None:
-    assert shown(b" \xe6\x97", b"\xa5!") == [" <0xE6><0x97>", "日!"]
-    assert shown(b"\xf0", b"\x9f", b"\x98", b"\x80") == ["<0xF0>", "<0x9F>", "<0x98>", "😀"]
-    assert shown(b"\xe6\x97", b"\xa5\xe6\x9c", b"\xac") == ["<0xE6><0x97>", "日<0xE6><0x9C>", "本"]
+    assert shown(b" \xe6\x97", b"\xa5!") == [" ░", "日!"]
+    assert shown(b"\xf0", b"\x9f", b"\x98", b"\x80") == ["░", "░", "░", "😀"]
+    assert shown(b"\xe6\x97", b"\xa5\xe6\x9c", b"\xac") == ["░", "日░", "本"]
 
 
 def test_bytes_that_complete_nothing_are_shown_as_bytes() -> None:
@@ -253,7 +253,7 @@ def test_text_cut_anywhere_reads_right_again(text: str, lengths: list[int]) -> N
     vocab = vocabulary_of(*pieces)
     ids = range(len(pieces))
     assert vocab.text(ids) == text
-    read = LONE_BYTE.sub("", "".join(d.text for d in display_run(vocab, ids)))
+    read = "".join(d.text for d in display_run(vocab, ids)).replace("░", "")
     assert read == safe(text)
 
 
@@ -272,7 +272,8 @@ def test_a_run_stays_aligned_is_never_redrawn_and_can_be_cut(pieces: list[bytes]
     assert len(displays) == len(ids)
     assert all(harmless(d.text) and d.width >= 1 for d in displays)
     assert cell_len("".join(d.text for d in displays)) == sum(d.width for d in displays)
-    assert display_run(vocab, ids[:at]) == displays[:at]
+    settled = max(0, at - 3)
+    assert display_run(vocab, ids[:at])[:settled] == displays[:settled]
     assert display_run(vocab, ids[at:], before=ids[max(0, at - 3) : at]) == displays[at:]
 
 

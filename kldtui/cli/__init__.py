@@ -52,6 +52,12 @@ class _Failure(click.ClickException):
         click.echo(f"kldtui: {safe(self.message)}", err=True)
 
 
+def _os_words(error: OSError) -> str:
+    """What the system refused, where it is not known better: a full disk, mostly."""
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}"
+
+
 class DefaultGroup(click.Group):
     """A group whose first word may be left out: then it is `open`."""
 
@@ -73,10 +79,15 @@ class DefaultGroup(click.Group):
             formatter.write_dl([(name, words) for name, (_, words) in COMMANDS.items()])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] not in COMMANDS and args[0] not in ("--help", "-h", "--version"):
-            self._refuse_typo(ctx, args[0])
-            args = ["open", *args]
-        return super().parse_args(ctx, args)
+        try:
+            if args and args[0] not in COMMANDS and args[0] not in ("--help", "-h", "--version"):
+                self._refuse_typo(ctx, args[0])
+                args = ["open", *args]
+            return super().parse_args(ctx, args)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as error:
+            raise _Failure(f"{error.format_message()} See kldtui --help") from None
 
     def _refuse_typo(self, ctx: click.Context, word: str) -> None:
         near = difflib.get_close_matches(word, COMMANDS, 1, 0.75)
@@ -88,6 +99,15 @@ class DefaultGroup(click.Group):
             return super().invoke(ctx)
         except KldtuiError as error:
             raise _Failure(str(error)) from None
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as error:
+            where = error.ctx.command_path if error.ctx is not None else "kldtui"
+            raise _Failure(f"{error.format_message()} See {where} --help") from None
+        except OSError as error:
+            if isinstance(error, BrokenPipeError):
+                raise
+            raise _Failure(_os_words(error)) from None
         except KeyboardInterrupt:
             raise click.exceptions.Exit(_INTERRUPTED) from None
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import httpx
 
 from kldtui.engines.http import Http
-from kldtui.errors import EngineBroke
+from kldtui.errors import EngineBroke, EngineRefused
 
 Kind = Literal["llama-server", "vllm", "sglang", "mlx_lm.server"]
 
@@ -85,17 +85,19 @@ async def recognise(http: Http) -> Seen:
         http.refuse(health.status_code, health.content, health.headers)
     said = _object(health)
     alive = said.get("status") == "ok" and health.status_code == 200
-    if calls.startswith("BaseHTTP/") and said.get("status") in ("ok", "unavailable"):
-        return _seen("mlx_lm.server", calls)
     if said.get("status") in ("healthy", "unhealthy") and "issues" in said:
         return _seen("TabbyAPI", calls)
     models = await http.peek("/v1/models")
+    locked = models.status_code in (401, 403)
+    plain = calls.startswith("BaseHTTP/") and said.get("status") in ("ok", "unavailable")
+    if plain and not locked:
+        return _seen("mlx_lm.server", calls)
     listed = _object(models).get("data")
     card = next((c for c in listed if isinstance(c, dict)), {}) if isinstance(listed, list) else {}
     owner = _OWNERS.get(str(card.get("owned_by") or "").lower())
     if owner is not None:
         return _seen(owner, calls)
-    refused = models if models.status_code in (401, 403) else None
+    refused = models if locked else None
     for path, fits, who in _DOORS:
         answer = await http.peek(path)
         if answer.status_code in (401, 403):
@@ -107,8 +109,10 @@ async def recognise(http: Http) -> Seen:
     if refused is not None:
         http.refuse(refused.status_code, refused.content, refused.headers)
     if health.status_code >= 500 and models.status_code >= 500:
-        words = f"it answers HTTP {health.status_code} to everything; see its log"
-        raise http.error(EngineBroke, words)
+        try:
+            http.refuse(models.status_code, models.content, models.headers)
+        except EngineRefused as error:
+            raise EngineBroke(f"{error}, to everything; see its log") from None
     return Seen(None, "", calls)
 
 

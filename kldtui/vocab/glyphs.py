@@ -21,6 +21,8 @@ from typing import NamedTuple
 NEWLINE = "⏎"
 TAB = "→"
 SPACE = "␣"
+PART = "░"
+"""Stands for the bytes of a character that a later token completes."""
 CARRIER = "◌"
 """Carries a combining mark that has no base of its own."""
 
@@ -44,7 +46,7 @@ _SPELLED = re.compile(
     # Narrow in rich; wide in tmux 3.5: regional indicators and emoji that take a modifier.
     "\U0001f1e6-\U0001f1ff\u261d\u270c\u270d\U0001f3cb\U0001f3cc\U0001f574\U0001f575\U0001f590"
     # What stands for others here never stands for itself (but for the arrow, which is common).
-    "\u2400-\u2426\u23ce\u25cc"
+    "\u2400-\u2426\u23ce\u25cc\u2591"
     "]"
 )
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from kldtui.vocab.glyphs import SPACE, raw_text, show, show_bytes
+from kldtui.vocab.glyphs import PART, SPACE, raw_text, show, show_bytes
 
 HOW_TO_GET_TEXT = (
     "no text: only token ids are known; give --tokenizer FILE (tokenizer.json, a GGUF file, "
@@ -208,34 +208,54 @@ def display_run(vocab: Vocabulary, ids: Sequence[int], before: Sequence[int] = (
     """What is seen of consecutive tokens, one display each.
 
     Where a character's bytes are spread over several tokens, the token that completes it shows the
-    character; the ones before show their bytes as `<0xE6>`. So a display depends on earlier tokens
-    alone: what is streamed in is never redrawn. Bytes that complete nothing are shown as bytes.
-    `before`: the ids that precede (the last three suffice), when `ids` is a cut from the middle.
+    character, and the ones before show ░ for their part of it. Bytes that complete nothing, or
+    have not yet, are shown as `<0xE6>`. So of what is streamed in, only the last three displays
+    may change. `before`: the ids that precede (the last three suffice), when `ids` is a cut from
+    the middle.
     """
     displays: list[Display] = []
     open_bytes = b""
+    openers: list[tuple[int, bytes]] = []
     known = vocab._standing.get
     for id in (*before, *ids) if before else ids:
         display = None if open_bytes else known(id) or vocab.standing(id)
         if display is None:
             piece = vocab.piece(id)
             if piece:
-                display, open_bytes = _continue(open_bytes, piece)
+                display, left, completes = _continue(open_bytes, piece)
+                if completes:
+                    for k, head in openers:
+                        displays[k] = _display_of_part(head)
+                if completes or not left or len(left) <= len(open_bytes):
+                    openers = []
+                if left:
+                    shown = open_bytes + piece if completes else piece
+                    openers.append((len(displays), shown[: max(0, len(shown) - len(left))]))
+                open_bytes = left
             else:
-                display, open_bytes = vocab.display(id), b""
+                display, open_bytes, openers = vocab.display(id), b"", []
         displays.append(display)
     return displays[len(before) :] if before else displays
 
 
-def _continue(open_bytes: bytes, piece: bytes) -> tuple[Display, bytes]:
-    """The display of `piece` after the beginning of a character, and what it leaves open."""
+@lru_cache(maxsize=1 << 12)
+def _display_of_part(head: bytes) -> Display:
+    """A token whose last bytes, behind `head`, are part of a character shown later."""
+    text, width = show_bytes(head) if head else ("", 0)
+    text += PART
+    return Display(text, width + 1, b"\n" in head, text.replace(" ", SPACE), width + 1)
+
+
+def _continue(open_bytes: bytes, piece: bytes) -> tuple[Display, bytes, bool]:
+    """The display of `piece` after the beginning of a character, what it leaves open, and
+    whether it completes that character."""
     joined = open_bytes + piece
     if open_bytes and len(joined) < _needed(joined[0]) and _open_tail(joined) == joined:
-        return _display_of(piece), joined
+        return _display_of(piece), joined, False
     missing = _needed(open_bytes[0]) - len(open_bytes) if open_bytes else 0
     completes = bool(missing) and _is_text(joined[: len(open_bytes) + missing])
     shown = joined if completes else piece
-    return _display_of(shown), _open_tail(piece)
+    return _display_of(shown), _open_tail(piece), completes
 
 
 def compare(a: Vocabulary, b: Vocabulary) -> list[str]:
