@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kldtui.errors import LabelFileError
-from kldtui.labels import LabelStore, branch_path
+from kldtui.labels import LabelStore, branch_path, disk
 from kldtui.position import Position
 from tests.builders_labels import (
     FailingFiles,
@@ -262,3 +262,13 @@ def test_without_locks_labels_are_saved_all_the_same(
     monkeypatch.setattr("fcntl.flock", refuse)
     open_store(path).set(HERE, "q5_0", "recovers", evidence())
     assert said(path) == {"c1:t41 q5_0": "recovers"}
+
+
+def test_a_rescue_that_fails_leaves_no_empty_file(tmp_path: Path) -> None:
+    class Full(disk.Files):
+        def write_all(self, fd: int, data: bytes) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        disk.create(Full(), tmp_path / "x.json", b"{}")
+    assert list(tmp_path.iterdir()) == []

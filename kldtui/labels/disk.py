@@ -227,10 +227,16 @@ def _refuse_read_only(path: Path) -> None:
 
 
 def create(files: Files, path: Path, data: bytes) -> None:
-    """Write a new file and sync it. Raises OSError, FileExistsError among them."""
+    """Write a new file and sync it. Raises OSError, FileExistsError among them; then no part of
+    it stays."""
     with opened(files, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
-        files.write_all(fd, data)
-        files.fsync(fd)
+        try:
+            files.write_all(fd, data)
+            files.fsync(fd)
+        except OSError:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            raise
     sync_folder(files, path.parent)
 
 

@@ -6,6 +6,7 @@ Must not know: undo, reviewers' actions, the screen; how files are made atomic.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -225,10 +226,14 @@ class LabelFile:
 
     def _unwritable(self, error: OSError, path: Path) -> LabelFileError:
         self.trouble = f"{path}: not saved: {error.strerror or error}"
+        remedy = "make room" if error.errno in _NO_ROOM else "make it writable"
         return LabelFileError(
-            f"{self.trouble}; your labels are kept in memory and saved with the next one; make "
-            "room, or start with --labels FILE elsewhere"
+            f"{self.trouble}; your labels are kept in memory and saved with the next one; "
+            f"{remedy}, or start with --labels FILE elsewhere"
         )
+
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 def _later(_: Any, ours: bytes, theirs: bytes) -> bool:
