@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kldtui.engines.parity import OwnTokenizer
+from kldtui.engines.parity import SAMPLE, OwnTokenizer
 from kldtui.vocab import Vocabulary
 from tests import tiny_model as model
 from tests.fake_http import Died, Events, FakeHttp, Reply, Request
@@ -76,7 +76,7 @@ class FakeMlx(FakeHttp):
 
     def asked_for(self) -> list[dict[str, Any]]:
         """The bodies of all completions but those that ask who is there."""
-        return [body for body in self.bodies(COMPLETIONS) if "It's 2024" not in body["prompt"]]
+        return [body for body in self.bodies(COMPLETIONS) if body["prompt"] != SAMPLE]
 
     async def answer(self, request: Request) -> Reply | Events:
         path = request.path
