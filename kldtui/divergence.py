@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,6 +32,8 @@ MARGIN_EDGES = (0.0, 0.1, 0.3, 1.0, 2.0, 4.0, 8.0, math.inf)
 """Bins of the reference's margin, nats."""
 
 Flags = NDArray[np.bool_]
+Stretch = tuple[int, int]
+"""Positions from the first up to, not including, the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +51,15 @@ class Runs:
         return int(self.agreed.size)
 
 
-def first_divergences(flips: Flags, known: Flags, edges: Sequence[int]) -> Runs:
+def first_divergences(flips: Flags, known: Flags, runs: Iterable[Stretch]) -> Runs:
     """Look along each run.
 
     flips, known: bool[n], of each position, whether the argmaxes differ and whether that can be
-    said at all. edges: int[m + 1], run `i` is `edges[i]:edges[i + 1]`; empty runs are passed over.
+    said at all. runs: where each lies; empty ones are passed over.
     """
     agreed, diverged = [], []
-    for first, last in itertools.pairwise(edges):
-        if first == last:
+    for first, last in runs:
+        if first >= last:
             continue
         ends = np.flatnonzero(flips[first:last] | ~known[first:last])
         at = int(ends[0]) if ends.size else last - first
@@ -149,7 +151,7 @@ def _log_log(
     return np.where(out, value, low), np.where(out, value, high)
 
 
-def divergent_share(flips: Flags, known: Flags, edges: Sequence[int]) -> Interval:
+def divergent_share(flips: Flags, known: Flags, runs: Iterable[Stretch]) -> Interval:
     """SDT: the share of positions whose argmaxes differ, over all runs, and its 95 % interval.
 
     The interval is that of a ratio over runs: positions of one run go together. With a single run
@@ -157,7 +159,7 @@ def divergent_share(flips: Flags, known: Flags, edges: Sequence[int]) -> Interva
     """
     counted = [
         (int(np.count_nonzero(flips[a:b] & known[a:b])), int(np.count_nonzero(known[a:b])))
-        for a, b in itertools.pairwise(edges)
+        for a, b in runs
     ]
     parts = np.array([pair for pair in counted if pair[1]], np.float64).reshape(-1, 2)
     whole = parts[:, 1].sum()

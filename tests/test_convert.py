@@ -565,13 +565,24 @@ def test_the_real_pair_gives_the_same_statistics_as_runs(smollm2: Path, tmp_path
         result = run("stats", pair_[0], "--quant", pair_[1], "--json")
         assert result.exit_code == 0, result.output
         found.append(json.loads(result.stdout)[0])
-    names = [name for name in found[0] if name not in ("quant", "notes")]
-    for name in names:
-        expected = found[0][name]
-        if isinstance(expected, int | float | dict):
-            expected = pytest.approx(expected, rel=1e-6)
-        assert found[1][name] == expected, name
+    for name in found[0]:
+        if name not in ("quant", "notes"):
+            assert_close(found[1][name], found[0][name], name)
     assert (tmp_path / "ref.gguf-run").stat().st_size < quant.stat().st_size / 50
+
+
+def assert_close(found: Any, expected: Any, name: str) -> None:
+    if isinstance(expected, dict):
+        for key, value in expected.items():
+            assert_close(found[key], value, f"{name}.{key}")
+    elif isinstance(expected, list):
+        assert len(found) == len(expected), name
+        for i, value in enumerate(expected):
+            assert_close(found[i], value, f"{name}[{i}]")
+    elif isinstance(expected, int | float):
+        assert found == pytest.approx(expected, rel=1e-6), name
+    else:
+        assert found == expected, name
 
 
 @pytest.mark.parametrize(

@@ -25,11 +25,11 @@ from kldtui.divergence import (
 RUNS = st.lists(st.text(".x?", max_size=9), max_size=8)
 
 
-def flags(runs: list[str]) -> tuple[np.ndarray, np.ndarray, list[int]]:
+def flags(runs: list[str]) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int]]]:
     joined = "".join(runs)
     edges = [0, *itertools.accumulate(map(len, runs))]
     flips = np.array([c == "x" for c in joined], bool)
-    return flips, np.array([c != "?" for c in joined], bool), edges
+    return flips, np.array([c != "?" for c in joined], bool), list(itertools.pairwise(edges))
 
 
 def looked(*runs: str) -> Runs:

@@ -19,7 +19,7 @@ import click
 from kldtui.index import Index, Progress
 from kldtui.position import Position
 from kldtui.recordings import Recording, describe, name_files, open_quant, open_recording
-from kldtui.report import flip_rows, format_flips, format_stats, pair_stats
+from kldtui.report import flip_rows, format_flips, format_stats, pair_stats, runs_of
 from kldtui.roots import RootQuery, Sort, Thresholds, near_tie_from_floor
 from kldtui.vocab import Vocabulary, find_vocabulary
 from kldtui.vocab.glyphs import safe
@@ -80,8 +80,11 @@ def stats(
     """Print what llama-perplexity prints for REF and each quant, and what it does not count."""
     with _opened(ref, quants, floor, tokenizer) as pair:
         thresholds = pair.scan(near_tie)
-        null = pair_stats(pair.index, len(pair.names), thresholds) if floor else None
-        found = [(name, pair_stats(pair.index, i, thresholds)) for i, name in enumerate(pair.names)]
+        runs = runs_of(pair.index, pair.recordings[0])
+        null = pair_stats(pair.index, len(pair.names), thresholds, runs) if floor else None
+        found = [
+            (name, pair_stats(pair.index, i, thresholds, runs)) for i, name in enumerate(pair.names)
+        ]
     if as_json:
         beside = null.to_json() if null else None
         _print_json([{"quant": name} | each.to_json() | {"floor": beside} for name, each in found])

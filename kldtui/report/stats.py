@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kldtui.index import Bound, Index, Kind, State
+from kldtui.report.diverging import Divergence, Runs, divergence_of
 from kldtui.roots import Thresholds, cost, is_root, moved_threshold
 
 COST_STEPS = (0.0, 0.1, 0.3, 1.0)
@@ -81,6 +82,21 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
+class Clamp:
+    """What the quant's floor may have kept from its KLDs, nats; NaN where they are bounds anyway.
+
+    positions: where there is anything. floored: mean of `kld_floored`: what each nat adds to the
+    mean KLD by which floored tokens truly lie below the floor. mean, most, total: of `kld_more`.
+    """
+
+    positions: int
+    floored: float
+    mean: float
+    most: float
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
 class PairStats:
     """Everything `kldtui stats` says of one quant.
 
@@ -113,6 +129,8 @@ class PairStats:
     kld: Sample
     kld_is_bound: bool
     kld_infinite: int
+    clamp: Clamp
+    divergence: Divergence
     dp: Sample
     totals: Totals
     by_chunk: tuple[tuple[int, Totals], ...]
@@ -168,6 +186,12 @@ class PairStats:
             "rms_dp": totals.rms_dp.value,
             "rms_dp_error": totals.rms_dp.error,
             "notes": list(self.notes),
+            "kld_floored_positions": self.clamp.positions,
+            "mean_kld_floored": self.clamp.floored,
+            "mean_kld_more": self.clamp.mean,
+            "max_kld_more": self.clamp.most,
+            "total_kld_more": self.clamp.total,
+            **self.divergence.to_json(),
         }
         return {name: finite(value) for name, value in out.items()}
 
@@ -284,8 +308,12 @@ class _Sums:
         )
 
 
-def pair_stats(index: Index, quant: int, thresholds: Thresholds | None = None) -> PairStats:
+def pair_stats(
+    index: Index, quant: int, thresholds: Thresholds | None = None, runs: Runs | None = None
+) -> PairStats:
     """Statistics of one quant over what has been scanned; invalid rows reach no total.
+
+    runs: the stretches that first flips are counted in, by default the chunks.
 
     A KLD that is infinite (an exact zero in a `_logits2` file) makes the mean infinite, as it is.
     """
@@ -337,10 +365,27 @@ def pair_stats(index: Index, quant: int, thresholds: Thresholds | None = None) -
         kld=Sample.of(kld[scored], KLD_PERCENTILES),
         kld_is_bound=bool((scored & _has(pair, Bound.KLD)).any()),
         kld_infinite=int(np.isinf(kld[scored]).sum()),
+        clamp=_clamp(pair[scored]),
+        divergence=divergence_of(index, quant, runs),
         dp=Sample.of(dp, DP_PERCENTILES),
         totals=sums.totals(index.layout.n),
         by_chunk=tuple(by_chunk),
         notes=tuple(index.notes[quant]),
+    )
+
+
+def _clamp(pair: NDArray[Any]) -> Clamp:
+    floored = pair["kld_floored"].astype(np.float64)
+    more = pair["kld_more"].astype(np.float64)
+    known = ~np.isnan(floored)
+    if not known.any() or not known.all():
+        return Clamp(int((floored[known] > 0).sum()), *([math.nan] * 4))
+    return Clamp(
+        int((floored > 0).sum()),
+        float(floored.mean()),
+        float(more.mean()),
+        float(more.max()),
+        float(more.sum()),
     )
 
 

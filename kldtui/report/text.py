@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from kldtui.report.diverging_text import format_divergence
 from kldtui.report.stats import Estimate, PairStats, Sample, Totals
 from kldtui.vocab import safe
 
@@ -29,7 +30,7 @@ def format_stats(stats: PairStats, floor: PairStats | None = None, *, by_chunk: 
         lines += ours
     else:
         lines += [_beside(*both) for both in zip(ours, _totals_lines(floor), strict=True)]
-    lines += ["", *_counts(stats, floor)]
+    lines += ["", *_counts(stats, floor), "", *format_divergence(stats.divergence)]
     return "\n".join(lines)
 
 
@@ -148,6 +149,8 @@ def _counts(stats: PairStats, floor: PairStats | None) -> list[str]:
             f"Not sum 1 : ref {stats.not_summing_ref}, quant {stats.not_summing_quant}  rows whose "
             "probabilities do not sum to 1: the file may be damaged there"
         )
+    if stats.clamp.mean > 0:
+        lines += _clamp(stats)
     if stats.kld_infinite:
         lines.append(f"Infinite  : {stats.kld_infinite:,}  KLDs: the quant has an exact zero there")
     if floor is None:
@@ -164,6 +167,17 @@ def _counts(stats: PairStats, floor: PairStats | None) -> list[str]:
     if not stats.complete:
         lines.append("Note      : the scan is not complete")
     return lines
+
+
+def _clamp(stats: PairStats) -> list[str]:
+    clamp = stats.clamp
+    most = f"{clamp.mean:.6f} ({clamp.total:.4f} in all, {clamp.most:.4f} at one position)"
+    return [
+        f"KLD floor : {clamp.positions:,} KLDs count tokens at the quant's floor; the mean is too "
+        "low by at most",
+        f"            {most}, if none of them has less",
+        f"            than 2^-149. Nothing bounds it else: {clamp.floored:.2g} for each nat below",
+    ]
 
 
 def _share(part: int, whole: int) -> str:
