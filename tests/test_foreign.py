@@ -414,6 +414,22 @@ def test_mlx_is_read_past_its_unsorted_lists(tmp_path: Path) -> None:
     assert found.pieces == {}  # "Ġw5" is no text
 
 
+def test_mlx_before_0_30_6_listed_pairs(tmp_path: Path) -> None:
+    model = QUANT.greedy()
+    ref = open_recording(write_kld(tmp_path / "ref.kld", model.stream, model.logits))
+    first, tokens = STREAM.first_t, model.tokens(1)
+    logprobs = {
+        "tokens": tokens[first:],
+        "token_logprobs": [float(model.logp(1, t)[tokens[t]]) for t in range(first, 16)],
+        "top_logprobs": [[list(pair) for pair in model.top(1, t, 5)] for t in range(first, 16)],
+    }
+    choice = {"index": 0, "text": "", "finish_reason": "length", "logprobs": logprobs}
+    answer = {"id": "x", "choices": [choice], "usage": {"prompt_tokens": first}}
+    found = open_quant(write_lines(tmp_path / "q", [answer]), ref, no_vocabulary_text)
+    for t in range(first, 16):
+        assert_says(found.row(Position(1, t)), model, 1, t, 4)  # type: ignore[arg-type]
+
+
 def no_vocabulary_text() -> Vocabulary:
     return NONE
 
