@@ -92,7 +92,7 @@ async def verify(
     """
     info = engine.info or await engine.connect()
     name = own.path.name
-    if info.n_vocab is not None and info.n_vocab != own.shape.n_vocab:
+    if info.n_vocab is not None and own.shape.n_vocab not in (0, info.n_vocab):
         return _refused(
             "vocabulary",
             f"{info.model} has a vocabulary of {info.n_vocab}, {name} one of "
