@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 
 from kldtui import convert as convert_module
 from kldtui.cli import cli
-from kldtui.convert import Conversion, Wanted, best_ids
+from kldtui.cli.recording import show_progress
+from kldtui.convert import Conversion, Progress, Wanted, best_ids
 from kldtui.errors import DamagedRecording, RecordingError, StreamMismatch
 from kldtui.index import Bound, Index, Kind, State
 from kldtui.position import Position
@@ -569,6 +570,17 @@ def test_the_real_pair_gives_the_same_statistics_as_runs(smollm2: Path, tmp_path
         if name not in ("quant", "notes"):
             assert_close(found[1][name], found[0][name], name)
     assert (tmp_path / "ref.gguf-run").stat().st_size < quant.stat().st_size / 50
+
+
+def test_progress_has_rate_and_remaining_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    show_progress(iter([Progress(5, 20, 2.4e6, 64.2), Progress(20, 20, 0.0, None)]), "converting")
+    shown = capsys.readouterr().err
+    assert "converting: 5 of 20 positions (25 %) at 2 MB/s, 1 min 5 s left" in shown
+    assert "20 of 20 positions (100 %)\x1b[K" in shown
+    assert shown.endswith("\r\x1b[K")
 
 
 def assert_close(found: Any, expected: Any, name: str) -> None:

@@ -163,6 +163,10 @@ def test_the_floors_effect_is_printed_with_what_it_rests_on(tmp_path: Path) -> N
     assert 0 < found["mean_kld_floored"] < 1
     assert found["total_kld_more"] == pytest.approx(15 * found["mean_kld_more"])
     assert found["max_kld_more"] >= found["mean_kld_more"]
+    flips = CliRunner().invoke(cli, ["flips", str(ref), "--quant", str(quant), "--json"])
+    for row in json.loads(flips.stdout):
+        assert 0 < row["kld_floored"] < 1
+        assert row["kld_more"] <= found["max_kld_more"]
     text = format_stats(pair_stats(scanned(ref, quant), 0))
     assert f"{found['mean_kld_more']:.6f} (" in text
     assert "Nothing bounds it else" in text

@@ -37,6 +37,8 @@ class FlipRow:
     ref_text: str | None
     quant_text: str | None
     kld: float
+    kld_floored: float
+    kld_more: float
     margin: float
     cost: float
     ref_p_ref: float
@@ -127,6 +129,8 @@ def _row(
         ref_text=_text(vocab, mine),
         quant_text=_text(vocab, theirs),
         kld=float(pair["kld"]),
+        kld_floored=float(pair["kld_floored"]),
+        kld_more=float(pair["kld_more"]),
         margin=float(ref["margin"]),
         cost=cost,
         ref_p_ref=float(ref["ref_p_ref"]),
