@@ -6,8 +6,9 @@ Must not know: Textual, screens, keys; formats, sockets or files by name.
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,15 +16,27 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kldtui.branching import Arm, Branch, prefix_of
-from kldtui.detail import Detail, align
-from kldtui.engines import Engine, EngineInfo, open_engine
-from kldtui.errors import EngineError, LabelFileError
-from kldtui.facts import Counts, RootFacts, count_pair, facts_at, is_rollout
+from kldtui.branch_log import BranchLog
+from kldtui.branching import (
+    DEFAULT_LENGTH,
+    RECORDED,
+    RR,
+    Arm,
+    Branch,
+    Place,
+    Start,
+    default_arms,
+    follow_stream,
+    prefix_of,
+)
+from kldtui.engines import Engine, open_engine
+from kldtui.errors import EngineError, KldtuiError, LabelFileError
+from kldtui.facts import RootFacts
+from kldtui.figures import Figures
 from kldtui.floor import SelfRuns
 from kldtui.hints import Hint
 from kldtui.hints import hint as guess
-from kldtui.index import Bound, Index
+from kldtui.index import Bound, State
 from kldtui.labels import (
     BY_ID,
     BY_KEY,
@@ -34,153 +47,30 @@ from kldtui.labels import (
 )
 from kldtui.listing import Filter, Lookups, Order, list_roots
 from kldtui.position import Position
-from kldtui.recordings import Recording, open_quant, open_recording
-from kldtui.roots import Thresholds, flips_at, near_tie_from_floor
-from kldtui.search import find_text
-from kldtui.spans import call_tokens
-from kldtui.verify import VerifyResult
-from kldtui.vocab import Vocabulary, find_vocabulary, from_server
-
-
-@dataclass(frozen=True, slots=True)
-class Quant:
-    """A quant of this review: its name on screen and in labels, and its recording."""
-
-    name: str
-    recording: Recording
-
-
-@dataclass(slots=True)
-class EngineSlot:
-    """A server of this review: `role` is "ref", or the name of the quant it serves."""
-
-    role: str
-    engine: Engine
-    info: EngineInfo | None = None
-    state: str = "waiting"
-    """waiting, connecting, loading, ready, failed"""
-    words: str = ""
-    verified: VerifyResult | None = None
+from kldtui.shelf import Shelf
+from kldtui.slots import EngineSlot
+from kldtui.vocab import from_server
 
 
 @dataclass
-class Session:
+class Session(Figures):
     """Everything a screen is given. Build it with `Session.open`."""
 
-    ref: Recording
-    quants: tuple[Quant, ...]
-    floor: Recording | None
-    vocab: Vocabulary
-    index: Index
-    thresholds: Thresholds
     labels: LabelStore | None = None
     slots: dict[str, EngineSlot] = field(default_factory=dict)
-    branches: dict[tuple[Position, str], dict[str, Branch]] = field(default_factory=dict)
+    shelf: Shelf = field(default_factory=Shelf)
+    branch_tokens: int = DEFAULT_LENGTH
+    """How many tokens a branch gets at a time."""
     self_runs: dict[Position, SelfRuns] = field(default_factory=dict)
     """What the reference said against itself, at the roots where it was asked."""
-    counts: list[Counts] = field(default_factory=list)
-    """Of each pair, the floor's last; as `count_anew` left them."""
-    _calls: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
-    rollout: bool | None = None
-    """Whether the stream is the reference's own greedy rollout; None while unknown."""
-    tokenizer: Path | None = None
-    """What the user named to read text with; a server that takes text needs it too."""
-
-    @classmethod
-    def open(
-        cls,
-        ref: Path,
-        quants: Sequence[tuple[str, Path]],
-        *,
-        floor: Path | None = None,
-        tokenizer: Path | None = None,
-        near_tie: float | None = None,
-        default_near_tie: float = 0.3,
-    ) -> Session:
-        """Open recordings and find a vocabulary. Raises RecordingError or VocabularyError."""
-        reference = open_recording(ref)
-
-        def text() -> Vocabulary:
-            return find_vocabulary([reference], tokenizer)
-
-        opened = tuple(Quant(name, open_quant(path, reference, text)) for name, path in quants)
-        null = open_quant(floor, reference, text) if floor is not None else None
-        compared = [quant.recording for quant in opened] + ([null] if null else [])
-        vocab = find_vocabulary([reference, *compared], tokenizer)
-        if near_tie is not None:
-            thresholds = Thresholds(near_tie, "given")
-        else:
-            thresholds = Thresholds(default_near_tie, "default")
-        session = cls(reference, opened, null, vocab, Index(reference, compared), thresholds)
-        session.tokenizer = tokenizer
-        session.count_anew()
-        return session
 
     def close(self) -> None:
         """Save where the cursor stood, and close the files. Raises LabelFileError."""
         if self.labels is not None:
             self.labels.close()
-        for recording in (self.ref, *(quant.recording for quant in self.quants)):
-            recording.close()
-        if self.floor is not None:
-            self.floor.close()
+        super().close()
 
-    # ── figures ──────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(quant.name for quant in self.quants)
-
-    @property
-    def floor_number(self) -> int | None:
-        """The number of the null recording among `index.pairs`."""
-        return len(self.quants) if self.floor is not None else None
-
-    def settle_thresholds(self) -> None:
-        """After the scan: take the near-tie threshold from the floor, where one was recorded."""
-        if self.floor_number is None or self.thresholds.near_tie_source != "default":
-            return
-        measured = near_tie_from_floor(self.index, self.floor_number)
-        if math.isfinite(measured):
-            self.thresholds = Thresholds(measured, "floor")
-            self.count_anew()
-
-    def chunk_tokens(self, chunk: int) -> NDArray[np.int32]:
-        """The chunk's tokens, int32[length]."""
-        return self.ref.tokens(chunk)
-
-    def flat(self, position: Position) -> int | None:
-        return self.index.layout.index(position)
-
-    def scored_before(self, position: Position) -> int:
-        """How many scored positions lie before one: the flat index it has or would have."""
-        where = self.index.layout.chunk_slice(position.chunk)
-        ts = self.index.layout.t(where)
-        return int(where.start) + int(np.searchsorted(ts, position.t))
-
-    def position(self, i: int) -> Position:
-        return self.index.layout.position(i)
-
-    def flips(self, i: int) -> tuple[int, ...]:
-        """The quants (never the floor) that flip at flat index `i`."""
-        return tuple(k for k in flips_at(self.index, i) if k < len(self.quants))
-
-    def floor_flips(self, i: int) -> bool:
-        """Whether the reference's own null recording flips here too."""
-        return self.floor_number is not None and self.floor_number in flips_at(self.index, i)
-
-    def facts(self, i: int, quant: int) -> RootFacts:
-        """All the index holds of flat position `i` for quant number `quant`."""
-        position = self.position(i)
-        stream = int(self.chunk_tokens(position.chunk)[position.t])
-        return facts_at(self.index, i, quant, stream, self.thresholds, self.flips(i))
-
-    def detail(self, position: Position, quant: int, n: int) -> Detail:
-        """Both rows of a position, aligned. Raises RecordingChanged."""
-        tokens = self.chunk_tokens(position.chunk)
-        stream = int(tokens[position.t]) if position.t < tokens.size else None
-        other = self.quants[quant].recording.row(position) if self.quants else None
-        return align(self.ref.row(position), other, stream, n)
+    # ── labels ───────────────────────────────────────────────────────────────────────────────
 
     def listed(self, wanted: Filter, order: Order) -> NDArray[np.int64]:
         """Flat indices of the root list."""
@@ -190,34 +80,6 @@ class Session:
     def _label_key(self, i: int, quant: int) -> str | None:
         class_id = self.class_of(self.position(i), quant)
         return BY_ID[class_id].key if class_id in BY_ID else class_id
-
-    def _in_call(self, found: NDArray[np.int64]) -> NDArray[np.bool_]:
-        out = np.zeros(found.size, bool)
-        for k, i in enumerate(found.tolist()):
-            position = self.position(i)
-            held = self._calls.get(position.chunk)
-            if held is None:
-                held = call_tokens(self.vocab, self.chunk_tokens(position.chunk).tolist())
-                self._calls[position.chunk] = held
-            out[k] = held[position.t]
-        return out
-
-    def _root_text(self, i: int, quant: int) -> str:
-        facts = self.facts(i, quant)
-        return self.vocab.text([facts.ref_id]) + "\n" + self.vocab.text([facts.quant_id])
-
-    def count_anew(self) -> None:
-        """Count what the index holds by now: after a step of the scan, or another threshold."""
-        self.counts = [
-            count_pair(self.index, k, self.thresholds) for k in range(len(self.index.pairs))
-        ]
-        self.rollout = is_rollout(self.index)
-
-    def search(self, needle: str, start: int = 0) -> Iterator[tuple[int, list[Position]]]:
-        """Find text in the stream, as `find_text` does."""
-        return find_text(self.ref, self.vocab, needle, start)
-
-    # ── labels ───────────────────────────────────────────────────────────────────────────────
 
     def keep_labels(self, path: Path | None, reviewer: str) -> LabelStore:
         """Open the label file, and the branches stored with it. Raises LabelFileError."""
@@ -293,7 +155,7 @@ class Session:
             return value if math.isfinite(value) else None
 
         floor = self.floor_number
-        runs = self.self_runs.get(facts.position)
+        runs = self.self_run(facts.position, facts.quant)
         return {
             "stream_id": facts.stream_id,
             "ref_id": facts.ref_id,
@@ -350,44 +212,80 @@ class Session:
         )
         return bool(self.vocab)
 
-    def slot_for(self, engine: str, quant: int) -> EngineSlot | None:
-        """The server that plays the `ref` or `quant` engine; with one server, that one."""
-        name = self.quants[quant].name if self.quants else ""
-        wanted = self.slots.get("ref") if engine == "ref" else self.slots.get(name)
-        if wanted is not None:
-            return wanted
-        usable: Iterable[EngineSlot] = self.slots.values()
-        mine = [slot for slot in usable if slot.role in ("ref", name)]
-        return mine[0] if mine else None
+    def add_engine(self, role: str, engine: Engine) -> EngineSlot:
+        """Give a role an engine that kldtui runs itself; it is not started yet."""
+        slot = self.slots[role] = EngineSlot(role, engine)
+        return slot
 
-    def new_branch(self, facts: RootFacts, arm: Arm, slot: EngineSlot) -> Branch:
+    @property
+    def context_needed(self) -> int:
+        """Tokens that an engine must hold: the longest prefix, and a branch that is made longer."""
+        room = max(1024, 4 * self.branch_tokens)
+        return -(-(self.ref.shape.n_ctx + room) // 256) * 256
+
+    async def close_engines(self) -> None:
+        """End the engines that kldtui runs itself, and leave the others."""
+        await asyncio.gather(*(slot.engine.close() for slot in self.slots.values()))
+
+    def slot_for(self, engine: str, quant: int) -> EngineSlot | None:
+        """The engine that plays the `ref` or `quant` side."""
+        name = self.quants[quant].name if self.quants else ""
+        return self.slots.get("ref" if engine == "ref" else name)
+
+    def arms(self, quant: int) -> tuple[Arm, ...]:
+        """The arms that are made of a root by default, with the engines that are there."""
+        ref, other = (self.slot_for(side, quant) is not None for side in ("ref", "quant"))
+        return default_arms(ref, other)
+
+    def place(self, position: Position, quant: int) -> Place:
+        """Where branches start at a position of the stream, whether or not it is scored."""
+        starts: dict[Start, int] = {}
+        tokens = self.chunk_tokens(position.chunk)
+        i = self.flat(position)
+        if i is not None and self.quants:
+            pair = self.index.pairs[quant][i]
+            if pair["state"] == State.SCORED:
+                starts["ref"] = int(self.index.ref[i]["ref_id"])
+                starts["quant"] = int(pair["quant_id"])
+        if 0 < position.t < tokens.size:
+            starts["stream"] = int(tokens[position.t])
+        return Place(position, quant, starts)
+
+    def new_branch(self, place: Place, arm: Arm, slot: EngineSlot) -> Branch:
         """An empty branch of this arm, its prefix as the recording's own model saw it.
 
         Where verification found that the recording agrees with another BOS rule than the
-        server's, that rule holds.
+        server's, that rule holds. Raises EngineError where the slot is not connected, KldtuiError
+        where the place has no such token.
         """
         if slot.info is None:
             raise EngineError(f"{slot.role} server: not connected; {slot.words or 'press c'}")
+        if not place.has(arm):
+            raise KldtuiError(f"{place.position}: no {arm.start} token is known here")
         checked = slot.verified
         by_answers = checked is not None and checked.verdict == "bos"
         prefix = prefix_of(
             self.ref,
-            facts.position,
+            place.position,
             checked.add_bos if checked is not None and by_answers else slot.info.add_bos,
             slot.info.bos_id,
             own_rule=not by_answers,
         )
-        start = facts.ref_id if arm.start == "ref" else facts.quant_id
+        start = place.starts[arm.start]
+        verify = slot.verified.to_json() if slot.verified else None
+        if verify is not None and slot.dictionary is not None:
+            verify["dictionary"] = slot.dictionary
         return Branch(
-            position=facts.position,
+            position=place.position,
             arm=arm,
-            quant=self.quants[facts.quant].name,
+            quant=self.quants[place.quant].name,
             start_id=start,
             start_data=self.vocab.piece(start) or b"",
-            prefix_ids=prefix,
+            parent=place.parent,
+            prefix_ids=[*prefix, *place.tail],
             engine=slot.info.to_json(),
             settings=dict(slot.engine.settings),
-            verify=slot.verified.to_json() if slot.verified else None,
+            verify=verify,
         )
 
     def hint(self, position: Position, quant: int) -> Hint | None:
@@ -401,19 +299,112 @@ class Session:
         """The prefix and start token as text: a tool call may have opened there."""
         return self.vocab.text([*branch.prefix_ids, branch.start_id]) if self.vocab else ""
 
+    def open_branches(self, path: Path) -> BranchLog:
+        """Take in branches that were made ahead (`kldtui branch -o`). Raises KldtuiError."""
+        log = BranchLog.open(path, self.ref, self.names)
+        self.shelf.logs.append(log)
+        return log
+
     def remember(self, branch: Branch) -> None:
         """Keep a branch with its root, so that coming back shows it without asking again."""
-        key = (branch.position, branch.quant)
-        self.branches.setdefault(key, {})[branch.arm.code] = branch
+        self.shelf.put(branch)
+
+    def keep_grown(self, branch: Branch) -> None:
+        """A branch has come to stand: where a label was given on it meanwhile, keep it whole."""
+        record = self.labels.get(branch.position, branch.quant) if self.labels else None
+        if record is not None and self.labels is not None:
+            if any(judged.get("id") == branch.id for judged in record.branches):
+                self.labels.keep_branch(branch.to_json())
 
     def recall(self, position: Position, quant: int) -> dict[str, Branch]:
-        """The branches of a root by arm code: this session's, else those stored with its label."""
+        """The branches of a root by key (`Branch.key`): of this session, stored with its label,
+        made ahead; where the stream is the reference's own rollout, R·r without any server."""
         if not self.quants:
             return {}
-        name = self.quants[quant].name
-        key = (position, name)
-        if key not in self.branches and self.labels is not None:
-            stored = [Branch.from_json(data) for data in self.labels.branches_of(position, name)]
-            if stored:
-                self.branches[key] = {branch.arm.code: branch for branch in stored}
-        return self.branches.get(key, {})
+        name, labels = self.quants[quant].name, self.labels
+
+        def stored() -> list[dict[str, Any]]:
+            return labels.branches_of(position, name) if labels is not None else []
+
+        held = self.shelf.of(position, name, stored)
+        starts = self.place(position, quant).starts
+        fitting = {key: branch for key, branch in held.items() if _fits(branch, starts)}
+        if self.rollout and RR.code not in fitting and starts.get("ref") == starts.get("stream"):
+            branch = self._own_rollout(position, quant, starts)
+            if branch is not None:
+                self.remember(branch)
+                fitting = {RR.code: branch, **fitting}
+        return fitting
+
+    def _own_rollout(
+        self, position: Position, quant: int, starts: Mapping[Start, int]
+    ) -> Branch | None:
+        """R·r at a root of the reference's own rollout: the stream from there on."""
+        if "ref" not in starts or not self.facts_of(position, quant).is_root:
+            return None
+        branch = Branch(
+            position=position,
+            arm=RR,
+            quant=self.quants[quant].name,
+            start_id=starts["ref"],
+            start_data=self.vocab.piece(starts["ref"]) or b"",
+            prefix_ids=prefix_of(self.ref, position, self.vocab.add_bos, self.vocab.bos_id),
+            engine={**self.ref.engine, "kind": RECORDED, "model": self.ref.path.name},
+            settings={"source": "the stream: the reference's own greedy rollout"},
+        )
+        self.lengthen(branch)
+        return branch
+
+    def lengthen(self, branch: Branch) -> int:
+        """Continue a branch that is the stream itself; gives by how many tokens."""
+        chunk = branch.position.chunk
+
+        def logp(t: int) -> float | None:
+            i = self.flat(Position(chunk, t))
+            value = float(self.index.ref[i]["ref_stream"]) if i is not None else math.nan
+            return value if math.isfinite(value) else None
+
+        return follow_stream(
+            branch,
+            self.chunk_tokens(chunk).tolist(),
+            self.branch_tokens,
+            piece=self.vocab.piece,
+            logp=logp,
+            eog_ids=self.vocab.eog_ids,
+            before=self.text_before(branch),
+        )
+
+    def borrow(self, place: Place, arm: Arm) -> Branch | None:
+        """The same branch of another quant's root, as this root's own; None if there is none."""
+        branch = self.shelf.borrowed(place, arm, self.quants[place.quant].name)
+        if branch is not None:
+            self.remember(branch)
+        return branch
+
+    def keep_self_run(self, facts: RootFacts, runs: SelfRuns) -> None:
+        """Keep what the reference said against itself; with the label too, where it is one's own.
+
+        Raises LabelFileError as `set_label`.
+        """
+        self.self_runs[facts.position] = runs
+        labels, record = self.labels, self.label(facts.position, facts.quant)
+        if labels is None or record is None or record.class_id is None:
+            return
+        if record.reviewer == labels.reviewer:
+            name, reached = self.quants[facts.quant].name, record.reached
+            evidence = self.evidence(facts)
+            labels.set(facts.position, name, record.class_id, evidence, reached=reached)
+
+    def self_run(self, position: Position, quant: int) -> SelfRuns | None:
+        """What the reference said against itself at a root: now, or as stored with its label."""
+        found = self.self_runs.get(position)
+        record = self.label(position, quant)
+        if found is not None or record is None:
+            return found
+        return SelfRuns.from_json(record.evidence.get("self_runs"))
+
+
+def _fits(branch: Branch, starts: Mapping[Start, int]) -> bool:
+    """Whether a branch starts with the token that is here: a recording may have been made anew."""
+    here = starts.get(branch.arm.start)
+    return branch.parent is not None or here is None or here == branch.start_id

@@ -77,13 +77,13 @@ def branch(pair: tuple[Path, Path], *args: str) -> Result:
     return CliRunner().invoke(cli, line)
 
 
-def test_both_arms_as_json(pair: tuple[Path, Path], servers: tuple[FakeLlama, FakeLlama]) -> None:
+def test_three_arms_as_json(pair: tuple[Path, Path], servers: tuple[FakeLlama, FakeLlama]) -> None:
     ref, quant = servers
     urls = ("--ref-server", ref.url, "--quant-server", quant.url)
     done = branch(pair, *urls, "-n", "32", "--top", "3", "--json")
     assert done.exit_code == 0, done.stderr
     data = json.loads(done.stdout)
-    first, second = data["arms"]
+    first, second, third = data["arms"]
     prefix = STREAM.tokens[1][:T].tolist()
     assert (first["engine"], first["start"], first["start_id"]) == ("ref", "ref", 98)
     assert (second["engine"], second["start"], second["start_id"]) == ("quant", "quant", 99)
@@ -94,7 +94,14 @@ def test_both_arms_as_json(pair: tuple[Path, Path], servers: tuple[FakeLlama, Fa
     assert second["text"].startswith(CALL.decode())
     assert second["hint"]["kind"] == "arguments_do_not_parse"
     assert data["verify"]["ref"]["verdict"] == data["verify"]["quant"]["verdict"] == "ok"
+    assert (third["arm"], third["engine"], third["start_id"]) == ("R·q", "ref", 99)
+    assert ref.most_running == quant.most_running == 1, "arms of one server share no batch"
     assert data["meeting"]["parts_at"] == 0
+    assert [m["arms"] for m in data["meetings"]] == [
+        ["R·r", "Q·q"],
+        ["R·r", "R·q"],
+        ["Q·q", "R·q"],
+    ]
     assert data["root"] is True
     for stored in data["arms"]:
         read = Branch.from_json(stored | {"engine": stored["server"]})
@@ -112,16 +119,30 @@ def test_text_streams_for_people(
     assert CALL.decode() in done.stdout
     assert "hint: does not parse" in done.stdout
     assert "eog]" in done.stdout
+    assert "R·r and Q·q: they part at +0" in done.stdout
     assert done.stderr == ""
 
 
-def test_one_server_continues_both_arms(pair: tuple[Path, Path]) -> None:
-    with server(REF, [*b"ok", EOG]).in_thread() as one:
-        done = branch(pair, "--ref-server", one.url, "--json")
+@pytest.mark.parametrize(
+    ("option", "made", "arms"),
+    [("--ref-server", REF, ["R·r", "R·q"]), ("--quant-server", QUANT, ["Q·r", "Q·q"])],
+)
+def test_one_server_continues_both_tokens_by_the_name_of_its_own_arms(
+    pair: tuple[Path, Path], option: str, made: np.ndarray[Any, Any], arms: list[str]
+) -> None:
+    with server(made, [*b"ok", EOG]).in_thread() as one:
+        done = branch(pair, option, one.url, "--json")
     data = json.loads(done.stdout)
-    assert [arm["arm"] for arm in data["arms"]] == ["R·r", "Q·q"]
-    assert [arm["served_by"] for arm in data["arms"]] == ["ref", "ref"]
-    assert list(data["verify"]) == ["ref"]
+    assert [arm["arm"] for arm in data["arms"]] == arms
+    assert [arm["start_id"] for arm in data["arms"]] == [98, 99]
+    assert len({arm["served_by"] for arm in data["arms"]}) == 1
+    assert list(data["verify"]) == [option[2:].removesuffix("-server")]
+
+
+def test_an_arm_without_its_engine_is_refused(pair: tuple[Path, Path]) -> None:
+    done = branch(pair, "--ref-server", "http://127.0.0.1:9", "--arms", "R.r,Q.q")
+    assert done.exit_code == 2
+    assert "arm Q·q: no engine for it; give --quant-server URL" in done.stderr
 
 
 def test_other_arms(pair: tuple[Path, Path], servers: tuple[FakeLlama, FakeLlama]) -> None:
@@ -195,7 +216,12 @@ def test_a_server_without_the_recordings_bos_is_sent_it_and_named(tmp_path: Path
         (["--ref-server", "h", "--root", "c1:t2"], "c1:t2 is not recorded; of chunk 1: t13 to t23"),
         (["--ref-server", "h", "--root", "c9:t2"], "has chunks 0 to 1"),
         (["--ref-server", "h", "--root", "x"], "not a position"),
-        (["--ref-server", "h", "--arm", "Qq", "--quant-server", "other=h"], "the quant is q4"),
+        (["--ref-server", "h", "--arm", "Qq", "--quant-server", "other=h"], "there are: q4"),
+        (["--ref-server", "h", "--arms", "R.x"], "not an arm: 'R.x'"),
+        (["--ref-server", "h", "--arms", "R.s"], "of a root there are R.r"),
+        (["--ref-server", "h", "--roots", "all"], "give --root"),
+        (["--ref-server", "h", "--ref-model", "x.gguf"], "one engine"),
+        (["--ref-model", "/nowhere.gguf"], "/nowhere.gguf: cannot be read"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(

@@ -1,4 +1,4 @@
-"""`kldtui branch`: the continuations of one root, headless.
+"""`kldtui branch`: the continuations of one root, headless, and the options for many.
 
 Knows: options, how branches become text on a terminal or JSON (docs/branch-json.md).
 Must not know: Textual, HTTP, or how a branch is made.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import contextlib
+import itertools
 import json
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -23,19 +24,20 @@ from kldtui.branching import (
     DEFAULT_TOP_N,
     Arm,
     Branch,
-    bos_warning,
     meeting,
     run_branch,
 )
-from kldtui.engines import Token, wait_ready
+from kldtui.cli.batching import Batch, chosen_roots, parse_arms, scan
+from kldtui.cli.engines import Preparation, add_engines, quant_engine_options, ref_engine_options
+from kldtui.engines import Token
 from kldtui.errors import EngineError, KldtuiError
 from kldtui.facts import RootFacts
 from kldtui.hints import hint
 from kldtui.index import Kind, State
 from kldtui.position import Position
-from kldtui.recordings import name_files, split_named
-from kldtui.session import EngineSlot, Session
-from kldtui.verify import verify
+from kldtui.recordings import name_files
+from kldtui.session import Session
+from kldtui.slots import EngineSlot, one_server_each
 from kldtui.vocab.glyphs import safe
 
 _CONTEXT_SHOWN = 160
@@ -46,12 +48,23 @@ _CONTEXT_SHOWN = 160
 @click.option(
     "--quant", "quant_spec", required=True, metavar="[NAME=]FILE", help="The quant's recording."
 )
-@click.option("--root", required=True, metavar="c3:t97", help="Where to branch.")
-@click.option("--ref-server", metavar="URL", help="The reference's llama-server.")
+@click.option("--root", metavar="c3:t97", help="Where to branch.")
 @click.option(
-    "--quant-server",
-    metavar="[NAME=]URL",
-    help="The quant's llama-server. With one server, both arms are continued by it.",
+    "--roots",
+    metavar="all|N|FILE",
+    help="Where to branch, into -o FILE: all roots, N of them (the same each time), or those of a "
+    "file with a position a line, as kldtui flips prints them.",
+)
+@ref_engine_options
+@quant_engine_options
+@click.option(
+    "--arms",
+    "--arm",
+    "arms",
+    multiple=True,
+    metavar="R.r,Q.q,R.q,Q.r",
+    help="Which engine (R, Q) continues whose token (r, q).  [default: R.r, Q.q and R.q, as far "
+    "as their engines are there]",
 )
 @click.option(
     "-n",
@@ -69,56 +82,83 @@ _CONTEXT_SHOWN = 160
     default=DEFAULT_TOP_N,
     show_default=True,
     metavar="N",
-    help="Best tokens kept at each step.",
+    help="Best tokens kept at each step, or as many as the server gives.",
 )
 @click.option(
-    "--arm",
-    "arms",
-    type=click.Choice(["Rr", "Qq", "Rq", "Qr"], case_sensitive=False),
-    multiple=True,
-    help="Which engine continues which token; may be given several times.  [default: Rr Qq]",
+    "-o",
+    "--output",
+    "out",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Add the branches to this file, for kldtui --branches FILE; what it has stays.",
 )
+@click.option("--yes", is_flag=True, help="Do not ask before making the branches of --roots.")
 @click.option(
     "--tokenizer",
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="tokenizer.json, a GGUF file, or a folder that holds either.",
 )
-@click.option("--no-verify", is_flag=True, help="Do not compare the servers with the recordings.")
-@click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
+@click.option("--no-verify", is_flag=True, help="Do not compare the engines with the recordings.")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of text; of one root.")
 def branch(
     ref: Path,
     quant_spec: str,
-    root: str,
+    root: str | None,
+    roots: str | None,
     ref_server: str | None,
-    quant_server: str | None,
+    ref_model: Path | None,
+    quant_servers: tuple[str, ...],
+    quant_models: tuple[str, ...],
+    arms: tuple[str, ...],
     length: int,
     top_n: int,
-    arms: tuple[str, ...],
+    out: Path | None,
+    yes: bool,
     tokenizer: Path | None,
     no_verify: bool,
     as_json: bool,
 ) -> None:
-    """Continue from a root of REF: with its token, and with the quant's.
+    """Continue from a root of REF, or from many: with its token, and with the quant's.
 
-    Exits with 2 if a branch broke off; what arrived of it is printed all the same. API keys are
+    Exits with 2 if a branch broke off; what arrived of it is kept all the same. API keys are
     read from KLDTUI_REF_API_KEY, KLDTUI_QUANT_API_KEY or KLDTUI_API_KEY.
     """
-    if ref_server is None and quant_server is None:
+    if not (ref_server or ref_model or quant_servers or quant_models):
         raise KldtuiError("branch: give --ref-server URL, --quant-server URL, or both")
-    position = Position.parse(root)
+    if (root is None) == (roots is None):
+        raise KldtuiError("branch: give --root c3:t97, or --roots all|N|FILE with -o FILE")
+    if roots is not None and (out is None or as_json):
+        raise KldtuiError("branch: --roots goes with -o FILE, and without --json")
+    wanted = parse_arms(arms)
+    position = Position.parse(root) if root is not None else None
     session = Session.open(ref, name_files([quant_spec]), tokenizer=tokenizer)
+    session.branch_tokens = length
     try:
-        if ref_server is not None:
-            session.add_server("ref", ref_server)
-        if quant_server is not None:
-            name, url = split_named(quant_server)
-            if name is not None and name not in session.names:
-                raise KldtuiError(f"--quant-server {name}=…: the quant is {session.names[0]}")
-            session.add_server(session.names[0], url)
-        wanted = [Arm.parse(code) for code in arms or ("Rr", "Qq")]
-        job = _Job(session, _facts(session, position), length, top_n, not no_verify)
-        asyncio.run(job.run(list(dict.fromkeys(wanted)), as_json))
+        add_engines(session, ref_server, ref_model, quant_servers, quant_models)
+        if out is None and position is not None:
+            facts = _facts(session, position)
+            job = _Job(session, facts, length, top_n, not no_verify)
+            asyncio.run(job.run(wanted or session.arms(0), as_json))
+            return
+        scan(session)
+        positions = chosen_roots(session, roots) if roots is not None else []
+        if position is not None and not _facts(session, position).is_root:
+            raise KldtuiError(f"{position} is no root; without -o it is branched from all the same")
+        if position is not None:
+            positions = [position]
+        if out is not None:
+            batch = Batch(
+                session,
+                positions,
+                wanted,
+                out,
+                length=length,
+                top_n=top_n,
+                verifies=not no_verify,
+                yes=yes,
+            )
+            asyncio.run(batch.run())
     finally:
         session.close()
 
@@ -150,31 +190,37 @@ class _Job:
         self._length = length
         self._top_n = top_n
         self._verifies = verifies
-        self._warnings: list[str] = []
+        self._preparation = Preparation(session, top_n)
 
     async def run(self, arms: Sequence[Arm], as_json: bool) -> None:
         """Raises EngineError where a branch broke off, after all were printed."""
-        facts = self._facts
+        facts, session = self._facts, self._session
         if not facts.is_root:
             why = "the two tie" if facts.kind == Kind.TIE else "both say the same"
-            self._warn(f"{facts.position} is no root: {why}")
+            self._preparation.warn(f"{facts.position} is no root: {why}")
         try:
             slots = {arm: self._slot(arm) for arm in arms}
             for slot in {slot.role: slot for slot in slots.values()}.values():
-                await self._prepare(slot)
-            branches = [self._session.new_branch(self._facts, arm, slots[arm]) for arm in arms]
+                await self._preparation.ready(slot)
+                if self._verifies:
+                    await self._preparation.verified(slot, facts.position)
+            await self._preparation.compared()
+            place = session.place(facts.position, facts.quant)
+            jobs = [(slots[arm], session.new_branch(place, arm, slots[arm])) for arm in arms]
+            branches = [each for _, each in jobs]
             if as_json:
-                errors = await asyncio.gather(*(self._fill(b, slots[b.arm]) for b in branches))
-                data = self._to_json(branches, slots)
+                groups = one_server_each(jobs)
+                filled = await asyncio.gather(*(self._fill(group) for group in groups))
+                errors = [error for group in filled for error in group]
                 ascii_only = sys.stdout.isatty()  # JSON leaves C1 and bidi controls as they are
+                data = self._to_json(branches, slots)
                 click.echo(json.dumps(data, ensure_ascii=ascii_only, allow_nan=False))
             else:
                 self._head()
-                errors = [await self._print(b, slots[b.arm]) for b in branches]
+                errors = [await self._print(each, slot) for slot, each in jobs]
                 self._foot(branches)
         finally:
-            for slot in self._session.slots.values():
-                await slot.engine.close()
+            await session.close_engines()
         failed = [error for error in errors if error is not None]
         if failed:
             raise failed[0]
@@ -182,63 +228,29 @@ class _Job:
     def _slot(self, arm: Arm) -> EngineSlot:
         slot = self._session.slot_for(arm.engine, 0)
         if slot is None:
-            raise KldtuiError(f"arm {arm.code}: no server for it")
+            side = "ref" if arm.engine == "ref" else "quant"
+            raise KldtuiError(f"arm {arm.code}: no engine for it; give --{side}-server URL")
         return slot
 
-    def _warn(self, words: str) -> None:
-        self._warnings.append(words)
-        click.echo(f"kldtui: {safe(words)}", err=True)
-
-    async def _prepare(self, slot: EngineSlot) -> None:
-        """Connect, ask for text where none is known, and verify."""
-        told = False
-
-        def waiting(_: float) -> None:
-            nonlocal told
-            if not told:
-                click.echo(f"kldtui: {slot.engine.url} loads its model; waiting", err=True)
-            told = True
-
-        session, is_ref = self._session, slot.role == "ref"
-        slot.info = await wait_ready(slot.engine, waiting)
-        for warning in slot.info.warnings:
-            self._warn(f"{slot.engine.url}: {warning}")
-        own, other = session.ref, session.quants[0].recording
-        if not is_ref:
-            own, other = other, own
-        words = bos_warning(own, slot.info.add_bos, slot.info.bos_id)
-        if words is not None:
-            self._warn(words)
-        if not session.vocab:
-            await session.learn_text(slot)
-        if not self._verifies:
-            return
-        slot.verified = await verify(
-            slot.engine,
-            own,
-            other,
-            session.index,
-            self._facts.position,
-            "ref" if is_ref else "quant",
-        )
-        if not slot.verified.passed:
-            self._warn(f"{slot.engine.url}: {slot.verified.detail}")
-
     async def _items(self, new: Branch, slot: EngineSlot) -> AsyncIterator[Token]:
-        before = self._session.text_before(new)
-        run = run_branch(slot.engine, new, self._length, self._top_n, before=before)
+        before, top_n = self._session.text_before(new), slot.top_n(self._top_n)
+        run = run_branch(slot.engine, new, self._length, top_n, before=before)
         async with contextlib.aclosing(run) as items:
             async for item in items:
                 if isinstance(item, Token):
                     yield item
 
-    async def _fill(self, new: Branch, slot: EngineSlot) -> EngineError | None:
-        try:
-            async for _ in self._items(new, slot):
-                pass
-        except EngineError as error:
-            return error
-        return None
+    async def _fill(self, jobs: Sequence[tuple[EngineSlot, Branch]]) -> list[EngineError | None]:
+        """The branches of one server, after each other."""
+        errors: list[EngineError | None] = []
+        for slot, new in jobs:
+            try:
+                async for _ in self._items(new, slot):
+                    pass
+                errors.append(None)
+            except EngineError as error:
+                errors.append(error)
+        return errors
 
     # ── text ─────────────────────────────────────────────────────────────────────────────────
 
@@ -280,8 +292,8 @@ class _Job:
             found = self._hint(each)
             if found is not None:
                 click.echo(safe(f"{each.arm.code}: hint: {found['words']}"))
-        if len(branches) == 2:
-            click.echo(_meeting_words(*branches))
+        for a, b in _pairs(branches):
+            click.echo(f"{a.arm.code} and {b.arm.code}: {_meeting_words(a, b)}")
 
     def _hint(self, new: Branch) -> dict[str, Any] | None:
         found = hint(self._session.text_before(new), new.text, complete=new.complete)
@@ -305,7 +317,7 @@ class _Job:
                 for slot in session.slots.values()
                 if slot.verified is not None
             },
-            "warnings": self._warnings,
+            "warnings": self._preparation.warnings,
         }
         for each in branches:
             stored = each.to_json()
@@ -313,9 +325,18 @@ class _Job:
             stored.update(served_by="ref" if slots[each.arm].role == "ref" else "quant")
             stored.update(hint=self._hint(each))
             data["arms"].append(stored)
-        if len(branches) == 2:
-            data["meeting"] = asdict(meeting(*branches))
+        pairs = _pairs(branches)
+        if pairs:
+            data["meeting"] = asdict(meeting(*pairs[0]))
+        data["meetings"] = [
+            {"arms": [a.arm.code, b.arm.code], **asdict(meeting(a, b))} for a, b in pairs
+        ]
         return data
+
+
+def _pairs(branches: Sequence[Branch]) -> list[tuple[Branch, Branch]]:
+    """The branches two by two, as the review shows them."""
+    return list(itertools.combinations(branches, 2))
 
 
 def _visible(text: str) -> str:

@@ -61,7 +61,8 @@ class Capabilities:
     takes_ids: a prefix goes to it as ids, never as text. returns_ids: it says which ids it
     generated. top_n_limit: the most candidates it gives for a position, None for any number.
     streams_probabilities: tokens arrive with theirs one by one, not in steps or at the end.
-    cache_switch: one request can forbid the reuse of what was computed before.
+    cache_switch: one request can forbid the reuse of what was computed before. exact: a prefix
+    arrives as its ids, or as a text that provably gives them; else none is judged on it.
     """
 
     takes_ids: bool
@@ -70,6 +71,7 @@ class Capabilities:
     streams_probabilities: bool
     cache_switch: bool
     notes: tuple[str, ...] = ()
+    exact: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,12 @@ def read_line(line: bytes) -> dict[str, Any]:
     return {name: value for name, value in data.items() if name not in ("schema", "sha256")}
 
 
+def unchanged(line: bytes) -> bool:
+    """Whether a line ends with the checksum of what is before it; then it is whole."""
+    body, found, digest = line.rpartition(_SUM)
+    return bool(found) and digest == hashlib.sha256(body).hexdigest().encode() + b'"}'
+
+
 class BranchFile:
     """Reads branches by id, the last line of an id counting; appends what is not there yet."""
 
@@ -140,9 +146,8 @@ class BranchFile:
 
 def _quick_id(line: bytes) -> str | None:
     """The id of a line that we wrote and that is whole, without parsing its 100 KB of top-N."""
-    body, found, digest = line.rpartition(_SUM)
-    start = body.startswith(_HEAD)
-    if not (found and start and digest == hashlib.sha256(body).hexdigest().encode() + b'"}'):
+    body = line.rpartition(_SUM)[0]
+    if not (body.startswith(_HEAD) and unchanged(line)):
         return None
     name = body[len(_HEAD) : body.find(b'"', len(_HEAD))]
     follows = body[len(_HEAD) + len(name) :].startswith(b'","schema":%d,' % SCHEMA)

@@ -164,7 +164,17 @@ def scrubbed(branch: Mapping[str, Any]) -> dict[str, Any]:
     return dict(branch)
 
 
-_KEPT = ("parent", "start_id", "start_text", "text", "stop", "complete", "error", "settings", "verify")
+_KEPT = (
+    "parent",
+    "start_id",
+    "start_text",
+    "text",
+    "stop",
+    "complete",
+    "error",
+    "settings",
+    "verify",
+)
 _KEPT_TOO = ("continued_at", "seconds", "tokens_per_second", "created")
 _OF_ENGINE = ("kind", "url", "model", "build", "n_ctx", "add_bos")
 

@@ -186,6 +186,14 @@ class LabelStore:
         with self._mutex:
             return self._file.branches.get(branch_id)
 
+    def keep_branch(self, branch: Mapping[str, Any]) -> None:
+        """Write a branch anew that grew after a label was given on it; the label stays as it is.
+
+        On disk with the next label or `save`.
+        """
+        with self._mutex:
+            self._file.branches.add([scrubbed(branch)])
+
     def branches_of(self, position: Position, quant: str) -> list[dict[str, Any]]:
         """The whole branches that a label was given on, as far as the branch file has them."""
         record = self.get(position, quant)

@@ -114,7 +114,25 @@ ACTIONS: tuple[Action, ...] = (
     ),
     Action("copy", "y", "Copy", "Copy what the cursor is on to the clipboard", LOOK),
     Action(
-        "branch", "b", "Branch", "Let both models continue from this root, side by side", BRANCH
+        "branch",
+        "b",
+        "Branch",
+        "Let both models continue from here: root, picked token, or token of a branch",
+        BRANCH,
+    ),
+    Action(
+        "stream-token",
+        "t",
+        "Stream token",
+        "Let both models continue from the stream token here",
+        BRANCH,
+    ),
+    Action(
+        "pick",
+        "p",
+        "Pick a token",
+        "Go to the top-N list, to pick a token there and branch from it",
+        BRANCH,
     ),
     Action(
         "longer",
@@ -125,7 +143,18 @@ ACTIONS: tuple[Action, ...] = (
         shown="+",
     ),
     Action(
-        "arms", "a", "Other arms", "Show the other arms: each model with the other's token", BRANCH
+        "arms",
+        "a",
+        "Other pair",
+        "Show the next two arms side by side: R·r, Q·q, R·q and, once made, Q·r",
+        BRANCH,
+    ),
+    Action(
+        "fourth",
+        "w",
+        "Fourth arm",
+        "Make Q·r too: the quant continues the reference's token",
+        BRANCH,
     ),
     Action(
         "auto-branch",
@@ -141,7 +170,12 @@ ACTIONS: tuple[Action, ...] = (
     Action("floor", "V", "Floor", "Run the reference against itself at this root", BRANCH),
     Action("connect", "c", "Connect", "Connect a server, or connect again", BRANCH),
     Action(
-        "back", "escape", "Back", "Stop what runs, or leave the judging layout", BRANCH, shown="Esc"
+        "back",
+        "escape",
+        "Back",
+        "Stop what runs, go back to the pair before, or leave the judging layout",
+        BRANCH,
+        shown="Esc",
     ),
     *(
         Action(f"label-{key}", key, f"Label {key}", "", LABEL, f"label('{key}')")

@@ -6,11 +6,13 @@ Must not know: engines, or how branches are made.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
-from kldtui.branching import Branch, Meeting
+from kldtui.branching import Branch, Meeting, Start
 from kldtui.session import Session
 from kldtui.ui import marks
 from kldtui.ui.messages import PartMoved
@@ -19,6 +21,12 @@ from kldtui.ui.token_pane import Cells, TokenPane
 from kldtui.vocab import display_run
 
 CONTEXT_TOKENS = 48
+_START_STYLES: dict[Start, Style] = {
+    "ref": marks.REF,
+    "quant": marks.QUANT,
+    "stream": marks.STREAM,
+    "picked": marks.TITLE,
+}
 
 
 class BranchPane(TokenPane):
@@ -32,8 +40,18 @@ class BranchPane(TokenPane):
         self._offset = 0
         self._words = ""
 
-    def show_branch(self, branch: Branch, meeting: Meeting | None, title: str, status: str) -> None:
-        """Show a branch as far as it has come, with its place in the pair."""
+    def show_branch(
+        self,
+        branch: Branch,
+        meeting: Meeting | None,
+        title: str,
+        status: str,
+        forks: Collection[int] = (),
+    ) -> None:
+        """Show a branch as far as it has come, with its place in the pair.
+
+        forks: numbers of generated tokens from which other branches begin.
+        """
         same = self.branch is branch
         self.branch = branch
         prefix = branch.prefix_ids[-CONTEXT_TOKENS:]
@@ -41,11 +59,12 @@ class BranchPane(TokenPane):
         displays = display_run(self._session.vocab, ids)
         start = len(prefix)
         self._offset = start + 1
-        start_style = marks.REF if branch.arm.start == "ref" else marks.QUANT
+        start_style = _START_STYLES[branch.arm.start]
         styles: list[Style] = [marks.DIM] * start
         styles.append(start_style + Style(underline=True))
         styles += [self._style(k, meeting) for k in range(len(branch.ids))]
-        edges = {start: ("▐", start_style), start + 1: ("▌", start_style)}
+        edges = {self._offset + k: (marks.FORK, marks.TITLE) for k in forks}
+        edges |= {start: ("▐", start_style), start + 1: ("▌", start_style)}
         symbols = {k: mark for k, mark in edges.items() if k < len(ids)}
         at = self.at if same and self.at is not None and self.at >= start else start
         self.border_title = plain(title)
@@ -108,6 +127,11 @@ class BranchPane(TokenPane):
             to = self._offset - 1
         if to is not None:
             self.picked(to)
+
+    def place_token(self, token: int) -> None:
+        """Put the cursor on a generated token, by its number."""
+        if self.branch is not None and token < len(self.branch.tokens):
+            self.picked(self._offset + token)
 
     def picked(self, token: int) -> None:
         self.place_cursor(max(token, self._offset - 1))

@@ -15,20 +15,33 @@ from typing import Any
 from textual.screen import Screen
 from textual.worker import Worker
 
-from kldtui.branching import Arm, Branch, bos_warning, run_branch
-from kldtui.engines.base import wait_ready
-from kldtui.errors import EngineError, KldtuiError
+from kldtui.branching import RR, Arm, Branch, Place, is_recorded, run_branch
+from kldtui.errors import (
+    ContextExceeded,
+    EngineError,
+    EngineRefused,
+    InexactPrefix,
+    KldtuiError,
+    LabelFileError,
+    UnusableEngine,
+)
 from kldtui.facts import RootFacts
-from kldtui.floor import run_against_itself
+from kldtui.floor import run_floor
 from kldtui.position import Position
-from kldtui.session import EngineSlot, Session
+from kldtui.preparing import check, compare_pair, connect, doubts
+from kldtui.session import Session
+from kldtui.slots import EngineSlot, one_server_each
 from kldtui.ui.messages import BranchesChanged, EnginesChanged, Notice, TextLearnt
 from kldtui.ui.text import duration
-from kldtui.verify import verify
 
 FLUSH_SECONDS = 0.08
-MAIN_ARMS = (Arm("ref", "ref"), Arm("quant", "quant"))
-OTHER_ARMS = (Arm("ref", "quant"), Arm("quant", "ref"))
+BEAT_SECONDS = 1.0
+SLICE_SECONDS = 0.002
+"""The longest that tokens are taken in a row before keys and drawing get their turn."""
+_STILL_GOOD = (ContextExceeded, EngineRefused, InexactPrefix, UnusableEngine)
+"""Errors after which the server can be asked again as it is."""
+
+Job = tuple[EngineSlot, Branch]
 
 
 class Desk:
@@ -37,14 +50,28 @@ class Desk:
     def __init__(self, session: Session, screen: Screen[Any], length: int, top_n: int) -> None:
         self._session, self._screen = session, screen
         self.length, self.top_n = length, top_n
+        session.branch_tokens = length
         self._worker: Worker[None] | None = None
-        self._wanted: tuple[Position, int, tuple[str, ...]] | None = None
+        self._connecting: dict[str, Worker[None]] = {}
+        self._root: tuple[Position, int] | None = None
+        self._next: list[tuple[Place, Sequence[Arm]]] = []
+        self._begun: dict[str, float] = {}
+        self._queued: set[str] = set()
         self.activity = ""
 
     @property
     def busy(self) -> bool:
         """Whether a branch or a verification is under way."""
         return self._worker is not None and not self._worker.is_finished
+
+    def elapsed(self, branch: Branch) -> float | None:
+        """For how many seconds a branch has been running by now; None if it is not."""
+        begun = self._begun.get(branch.id)
+        return None if begun is None else time.monotonic() - begun
+
+    def queued(self, branch: Branch) -> bool:
+        """Whether a branch waits for another one of the same server."""
+        return branch.id in self._queued
 
     def _start(self, work: Coroutine[Any, Any, None], group: str) -> Worker[None]:
         return self._screen.run_worker(
@@ -54,24 +81,37 @@ class Desk:
     def _say(self, text: str, severity: str = "information") -> None:
         self._screen.post_message(Notice(text, severity))
 
+    def _doing(self, activity: str) -> None:
+        self.activity = activity
+        self._screen.post_message(EnginesChanged())
+
     # ── connecting ───────────────────────────────────────────────────────────────────────────
 
     def replace(self, role: str, url: str, build: str = "") -> None:
         """Connect another server in a role. Raises EngineError for an unusable URL."""
         before = self._session.slots.get(role)
         slot = self._session.add_server(role, url, build)
-        self._start(self._connect(slot, before), f"connect-{role}")
+        self._connecting[role] = self._start(self._connect(slot, before), f"connect-{role}")
 
     def connect_all(self) -> None:
         """Connect every server that is not ready."""
         for slot in self._session.slots.values():
             if slot.state not in ("ready", "connecting", "loading"):
-                self._start(self._connect(slot, None), f"connect-{slot.role}")
+                self._connecting[slot.role] = self._start(
+                    self._connect(slot, None), f"connect-{slot.role}"
+                )
+
+    def stop_connecting(self) -> bool:
+        """Give up on servers that do not answer yet; false if none was waited for."""
+        waiting = [worker for worker in self._connecting.values() if not worker.is_finished]
+        for worker in waiting:
+            worker.cancel()
+        return bool(waiting)
 
     async def _connect(self, slot: EngineSlot, replaced: EngineSlot | None) -> None:
         if replaced is not None:
             await replaced.engine.close()
-        slot.state, slot.words, slot.verified = "connecting", "", None
+        slot.state, slot.words = "connecting", ""
         self._screen.post_message(EnginesChanged())
 
         def waiting(seconds: float) -> None:
@@ -79,84 +119,110 @@ class Desk:
             self._screen.post_message(EnginesChanged())
 
         try:
-            slot.info = await wait_ready(slot.engine, waiting)
+            await connect(slot, waiting)
             slot.state, slot.words = "ready", ""
             if not self._session.vocab:
-                self.activity = f"asking the {slot.role} server for its vocabulary"
-                self._screen.post_message(EnginesChanged())
+                self._doing(f"asking the {slot.role} server for its vocabulary")
                 if await self._session.learn_text(slot):
                     self._screen.post_message(TextLearnt())
-            doubt = bos_warning(self._session.ref, slot.info.add_bos, slot.info.bos_id)
-            for warning in (*slot.info.warnings, *([doubt] if doubt else [])):
+            for warning in doubts(self._session, slot):
                 self._say(f"{slot.role} server: {warning}", "warning")
+            if slot.falls_short(self.top_n):
+                self._say(f"{slot.role} server: {'; '.join(slot.limits(self.top_n))}")
         except KldtuiError as error:
             slot.state, slot.words = "failed", str(error)
             self._say(f"{slot.role} server: {error}", "error")
         except asyncio.CancelledError:
-            slot.state = "waiting"
+            slot.state, slot.words = "waiting", "stopped; c connects"
             raise
         finally:
-            self.activity = ""
-            self._screen.post_message(EnginesChanged())
+            self._doing("")
 
     async def _ready(self, slot: EngineSlot) -> None:
+        """Connected, or an EngineError that has been said already."""
+        while slot.state in ("connecting", "loading") and not self._idle(slot.role):  # noqa: ASYNC110 - cancelling this must not cancel that
+            await asyncio.sleep(0.05)
         if slot.state != "ready" or slot.info is None:
             await self._connect(slot, None)
         if slot.info is None or slot.state != "ready":
             raise EngineError(f"{slot.role} server: {slot.words}")
 
+    def _idle(self, role: str) -> bool:
+        worker = self._connecting.get(role)
+        return worker is None or worker.is_finished
+
+    async def _fit(self, slot: EngineSlot, place: Place) -> bool:
+        """Connect and verify a server; False where it is of no use, which has been said."""
+        try:
+            await self._ready(slot)
+        except EngineError:
+            return False
+        try:
+            if slot.verified is None:
+                await self._verify(slot, place.position, place.quant)
+                if slot.verified is not None and not slot.verified.passed:
+                    self._say(f"{slot.role} server: {slot.verified.detail}", "error")
+        except KldtuiError as error:
+            self._broke(slot, error)
+            self._say(f"{slot.role} server: {error}", "error")
+            return False
+        return True
+
+    @staticmethod
+    def _broke(slot: EngineSlot, error: KldtuiError) -> None:
+        if not isinstance(error, _STILL_GOOD):
+            slot.state, slot.words = "failed", str(error)
+
     # ── verifying ────────────────────────────────────────────────────────────────────────────
 
-    def verify(self, facts: RootFacts | None, quant: int) -> None:
+    def verify(self, position: Position | None, quant: int) -> None:
         """Check all servers against their recordings, anew."""
-        self._worker = self._start(self._verify_all(facts, quant), "branch")
+        self._root = None
+        self._worker = self._start(self._verify_all(position, quant), "branch")
 
-    async def _verify_all(self, facts: RootFacts | None, quant: int) -> None:
-        slots = self._slots(quant)
+    async def _verify_all(self, position: Position | None, quant: int) -> None:
+        found = (self._session.slot_for(side, quant) for side in ("ref", "quant"))
+        slots = [slot for slot in found if slot is not None]
         if not slots:
             self._say("no server to verify: press c to connect one", "warning")
-            return
-        try:
-            for slot in slots:
+        for slot in slots:
+            try:
                 await self._ready(slot)
-                await self._verify(slot, facts, quant)
-                if slot.verified is not None:
-                    self._say(
-                        f"{slot.role}: {slot.verified.detail}",
-                        "information" if slot.verified.passed else "error",
-                    )
-        except KldtuiError as error:
-            self._say(str(error), "error")
+            except EngineError:
+                continue
+            try:
+                await self._verify(slot, position, quant)
+            except KldtuiError as error:
+                self._broke(slot, error)
+                self._say(f"{slot.role} server: {error}", "error")
+            if slot.verified is not None:
+                passed = slot.verified.passed
+                self._say(
+                    f"{slot.role}: {slot.verified.detail}", "information" if passed else "error"
+                )
 
-    def _slots(self, quant: int) -> list[EngineSlot]:
-        found = (self._session.slot_for(side, quant) for side in ("ref", "quant"))
-        return list({slot.role: slot for slot in found if slot is not None}.values())
-
-    async def _verify(self, slot: EngineSlot, facts: RootFacts | None, quant: int) -> None:
-        session = self._session
-        own, other = session.ref, None
-        if session.quants:
-            other = session.quants[quant].recording
-        if slot.role != "ref" and session.quants:
-            number = session.names.index(slot.role)
-            own, other = session.quants[number].recording, session.ref
-        self.activity = f"verifying the {slot.role} server"
-        self._screen.post_message(EnginesChanged())
+    async def _verify(self, slot: EngineSlot, position: Position | None, quant: int) -> None:
+        self._doing(f"verifying the {slot.role} server")
         try:
-            slot.verified = await verify(
-                slot.engine,
-                own,
-                other,
-                session.index,
-                facts.position if facts is not None else None,
-                "ref" if slot.role == "ref" else "quant",
-            )
+            await check(self._session, slot, position, quant)
         finally:
-            self.activity = ""
-            self._screen.post_message(EnginesChanged())
+            self._doing("")
+
+    async def _compare(self, quant: int) -> None:
+        """Hold the two engines' dictionaries against each other, where they are of two kinds."""
+        try:
+            for line in await compare_pair(self._session, quant, self._doing):
+                self._say(f"the two engines have two dictionaries: {line}", "warning")
+        except EngineError as error:
+            self._say(f"the engines' dictionaries cannot be compared: {error}", "warning")
+        finally:
+            self._doing("")
+
+    # ── the floor ────────────────────────────────────────────────────────────────────────────
 
     def floor(self, facts: RootFacts) -> None:
         """Run the reference against itself at a root."""
+        self._root = None
         self._worker = self._start(self._floor(facts), "branch")
 
     async def _floor(self, facts: RootFacts) -> None:
@@ -164,129 +230,191 @@ class Desk:
         if slot is None:
             self._say("no reference server: press c to connect one", "warning")
             return
-        self.activity = "running the reference against itself"
         try:
             await self._ready(slot)
-            branch = self._session.new_branch(facts, MAIN_ARMS[0], slot)
-            prefix = [*branch.prefix_ids, branch.start_id]
-            runs = await run_against_itself(slot.engine, prefix, self.length, self.top_n)
-            self._session.self_runs[facts.position] = runs
-            self._say(
-                f"{facts.position}: {runs.words}", "information" if runs.agrees else "warning"
+        except EngineError:
+            return
+        self._doing("running the reference against itself")
+        try:
+            place = self._session.place(facts.position, facts.quant)
+            prefix = self._session.new_branch(place, RR, slot).prefix_ids
+            found = await run_floor(
+                slot.engine,
+                prefix,
+                self.length,
+                slot.top_n(self.top_n),
+                recorded=(facts.ref_id, facts.ref_p_ref),
             )
+            runs = found.self_runs
+            self._session.keep_self_run(facts, runs)
+            other = (
+                "" if runs.says == facts.ref_id else "; live it says another token than recorded"
+            )
+            self._say(
+                f"{facts.position}: {runs.words}{other}",
+                "information" if runs.agrees and not other else "warning",
+            )
+        except LabelFileError as error:
+            self._say(str(error), "error")
         except KldtuiError as error:
+            self._broke(slot, error)
             self._say(str(error), "error")
         finally:
-            self.activity = ""
-            self._screen.post_message(EnginesChanged())
+            self._doing("")
 
     # ── branching ────────────────────────────────────────────────────────────────────────────
 
-    def branch(self, facts: RootFacts, arms: Sequence[Arm], *, anew: bool = False) -> None:
-        """Make these arms' branches at a root, but those that are there and were not stopped."""
-        wanted = (facts.position, facts.quant, tuple(arm.code for arm in arms))
-        if self.busy and wanted == self._wanted and not anew:
-            return
-        self._wanted = wanted
-        self._worker = self._start(self._branch(facts, arms, anew), "branch")
+    def branch(self, place: Place, arms: Sequence[Arm], *, anew: bool = False) -> None:
+        """Make these arms' branches at a place, but those that are there and were not stopped.
 
-    def longer(self, facts: RootFacts, arms: Sequence[Arm]) -> None:
+        What runs at the same root goes on, and these follow; what runs at another one is stopped.
+        """
+        root = (place.position, place.quant)
+        if self.busy and self._root == root and not anew:
+            self._next.append((place, arms))
+            return
+        self._root, self._next = root, []
+        self._worker = self._start(self._branches(place, arms, anew), "branch")
+
+    def longer(self, place: Place, arms: Sequence[Arm]) -> None:
         """Continue these arms' branches by as many tokens again."""
-        self._worker = self._start(self._longer(facts, arms), "branch")
+        self._root = None
+        self._worker = self._start(self._longer(place, arms), "branch")
 
     def cancel(self) -> bool:
         """Stop what runs; false if nothing did. What arrived is kept."""
         if not self.busy or self._worker is None:
             return False
+        self._next = []
         self._worker.cancel()
         return True
 
-    async def _branch(self, facts: RootFacts, arms: Sequence[Arm], anew: bool) -> None:
+    async def _branches(self, place: Place, arms: Sequence[Arm], anew: bool) -> None:
+        await self._branch(place, arms, anew)
+        while self._next:
+            await self._branch(*self._next.pop(0), False)
+
+    async def _branch(self, place: Place, arms: Sequence[Arm], anew: bool) -> None:
         session = self._session
-        jobs: list[tuple[EngineSlot, Branch]] = []
-        try:
-            for arm in arms:
-                held = session.recall(facts.position, facts.quant).get(arm.code)
-                if held is not None and not anew and held.stop not in (None, "error", "cancelled"):
-                    continue
-                slot = session.slot_for(arm.engine, facts.quant)
-                if slot is None:
-                    continue
-                await self._ready(slot)
-                if slot.verified is None:
-                    await self._verify(slot, facts, facts.quant)
-                    if slot.verified is not None and not slot.verified.passed:
-                        self._say(f"{slot.role} server: {slot.verified.detail}", "error")
-                branch = session.new_branch(facts, arm, slot)
-                session.remember(branch)
-                jobs.append((slot, branch))
-        except KldtuiError as error:
-            self._say(str(error), "error")
+        held = session.recall(place.position, place.quant)
+        wanted: list[tuple[EngineSlot, Arm]] = []
+        for arm in arms:
+            old = held.get(place.key(arm))
+            slot = session.slot_for(arm.engine, place.quant)
+            if slot is None or (old is not None and old.made and not anew):
+                continue
+            lent = None if anew else session.borrow(place, arm)
+            if lent is None:
+                wanted.append((slot, arm))
+        if not wanted:
+            if not any(place.key(arm) in held for arm in arms):
+                self._say("no server: press c to connect one", "warning")
             self._screen.post_message(EnginesChanged())
             return
-        if not jobs and not session.recall(facts.position, facts.quant):
-            self._say("no server: press c to connect one", "warning")
-            return
-        await self._run(facts, jobs)
+        slots = {slot.role: slot for slot, _ in wanted}.values()
+        fit = await asyncio.gather(*(self._fit(slot, place) for slot in slots))
+        usable = {slot.role for slot, good in zip(slots, fit, strict=True) if good}
+        if len(usable) > 1:
+            await self._compare(place.quant)
+        jobs: list[Job] = []
+        for slot, arm in wanted:
+            if slot.role not in usable:
+                continue
+            try:
+                branch = session.new_branch(place, arm, slot)
+            except KldtuiError as error:
+                self._say(str(error), "error")
+                continue
+            session.shelf.drop(place.position, branch.quant, branch.key)
+            session.remember(branch)
+            jobs.append((slot, branch))
+        await self._run(place, jobs)
 
-    async def _longer(self, facts: RootFacts, arms: Sequence[Arm]) -> None:
-        held = self._session.recall(facts.position, facts.quant)
-        jobs: list[tuple[EngineSlot, Branch]] = []
-        try:
-            for arm in arms:
-                branch = held.get(arm.code)
-                slot = self._session.slot_for(arm.engine, facts.quant)
-                if branch is None or slot is None or branch.stop == "eog":
-                    continue
-                await self._ready(slot)
+    async def _longer(self, place: Place, arms: Sequence[Arm]) -> None:
+        held = self._session.recall(place.position, place.quant)
+        jobs: list[Job] = []
+        grown = 0
+        for arm in arms:
+            branch = held.get(place.key(arm))
+            slot = self._session.slot_for(arm.engine, place.quant)
+            if branch is None or branch.stop == "eog":
+                continue
+            if is_recorded(branch):
+                grown += self._session.lengthen(branch)
+            elif slot is not None and await self._fit(slot, place):
                 jobs.append((slot, branch))
-        except KldtuiError as error:
-            self._say(str(error), "error")
-            return
-        if not jobs:
+        if not jobs and not grown:
             self._say("nothing to continue here: both branches ended, or no server is connected")
-            return
-        await self._run(facts, jobs)
+        await self._run(place, jobs)
 
-    async def _run(self, facts: RootFacts, jobs: Sequence[tuple[EngineSlot, Branch]]) -> None:
-        """Both engines at once; the arms of one engine after each other, since requests that
-        share a batch move each other's last digits."""
-        by_engine: dict[int, list[tuple[EngineSlot, Branch]]] = {}
-        for slot, branch in jobs:
-            branch.stop, branch.error = None, None
-            by_engine.setdefault(id(slot.engine), []).append((slot, branch))
-        changed = self._flusher(facts)
+    async def _run(self, place: Place, jobs: Sequence[Job]) -> None:
+        """Both engines at once; the arms of one server after each other."""
+        changed = self._flusher(place)
+        self._queued |= {branch.id for _, branch in jobs}
+        beat = asyncio.ensure_future(self._beat(changed))
         try:
             await asyncio.gather(
-                *(self._one_engine(group, changed) for group in by_engine.values())
+                *(self._one_server(group, changed) for group in one_server_each(jobs))
             )
         finally:
+            beat.cancel()
+            for _, branch in jobs:
+                self._queued.discard(branch.id)
+                if branch.stop is None:
+                    branch.end("cancelled")
+                self._session.keep_grown(branch)
             changed(True)
             self._screen.post_message(EnginesChanged())
 
-    def _flusher(self, facts: RootFacts) -> Callable[[bool], None]:
-        quant = self._session.quants[facts.quant].name
+    async def _beat(self, changed: Callable[[bool], None]) -> None:
+        """Show that time passes, also where no token comes for a minute."""
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            changed(True)
+
+    def _flusher(self, place: Place) -> Callable[[bool], None]:
+        quant = self._session.quants[place.quant].name
         last = 0.0
 
         def changed(now: bool = False) -> None:
             nonlocal last
             if now or time.monotonic() - last >= FLUSH_SECONDS:
                 last = time.monotonic()
-                self._screen.post_message(BranchesChanged(facts.position, quant))
+                self._screen.post_message(BranchesChanged(place.position, quant))
 
         return changed
 
-    async def _one_engine(
-        self, jobs: Sequence[tuple[EngineSlot, Branch]], changed: Callable[[bool], None]
-    ) -> None:
+    async def _one_server(self, jobs: Sequence[Job], changed: Callable[[bool], None]) -> None:
         for slot, branch in jobs:
+            self._queued.discard(branch.id)
+            self._begun[branch.id] = time.monotonic()
             try:
-                before = self._session.text_before(branch)
-                run = run_branch(slot.engine, branch, self.length, self.top_n, before=before)
-                async with contextlib.aclosing(run) as items:
-                    async for _ in items:
-                        changed(False)
+                await self._one(slot, branch, changed)
             except EngineError as error:
-                self._say(f"{branch.arm.code}: {error} (b tries again)", "error")
-                slot.state, slot.words = "failed", str(error)
+                self._say(f"{branch.arm.code}: {error}{_offer(branch, error)}", "error")
+                self._broke(slot, error)
+            finally:
+                self._begun.pop(branch.id, None)
             changed(True)
+
+    async def _one(self, slot: EngineSlot, branch: Branch, changed: Callable[[bool], None]) -> None:
+        before = self._session.text_before(branch)
+        top_n = slot.top_n(self.top_n)
+        run = run_branch(slot.engine, branch, self.length, top_n, before=before)
+        async with contextlib.aclosing(run) as items:
+            turn = time.monotonic()
+            async for _ in items:
+                changed(False)
+                if time.monotonic() - turn > SLICE_SECONDS:
+                    await asyncio.sleep(0)
+                    turn = time.monotonic()
+
+
+def _offer(branch: Branch, error: EngineError) -> str:
+    """What may be tried after an error."""
+    if not isinstance(error, InexactPrefix):
+        return " (b tries again)"
+    chunk, t = branch.position.chunk, error.nearest
+    if t is None or not 0 < t <= branch.position.t:
+        return ""
+    return f" (: goes to {Position(chunk, t)}, the nearest place before that it can be asked at)"

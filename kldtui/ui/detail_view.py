@@ -1,4 +1,5 @@
-"""The top-N table of one prediction: both models aligned by token, with bars.
+"""The top-N table of one prediction: both models aligned by token, with bars; a token can be
+picked in it.
 
 Knows: how a Detail is drawn, and the words around it.
 Must not know: where the rows come from.
@@ -10,14 +11,19 @@ import math
 
 from rich.segment import Segment
 from rich.style import Style
-from textual.geometry import Size
+from textual import events
+from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from kldtui.detail import Detail
 from kldtui.session import Session
 from kldtui.ui import marks
+from kldtui.ui.messages import DetailLeft
 from kldtui.ui.text import fit, percent, plain, wrap_words
+
+Shown = tuple[Detail | None, str, list[tuple[str, Style]], tuple[str, str]]
+"""What `DetailView.show` takes: the table, its heading, the figures under it, both names."""
 
 
 class DetailView(ScrollView, can_focus=True):
@@ -30,6 +36,15 @@ class DetailView(ScrollView, can_focus=True):
         self._detail: Detail | None = None
         self._names = ("reference", "quant")
         self._figures: list[tuple[str, Style]] = []
+        self._row = 0
+        self._heading = ""
+
+    @property
+    def token(self) -> int | None:
+        """The picked token: that of the marked row; None while the table has not the focus."""
+        if self._detail is None or not self.has_focus or not self._detail.rows:
+            return None
+        return self._detail.rows[self._row].token
 
     def show(
         self,
@@ -39,9 +54,17 @@ class DetailView(ScrollView, can_focus=True):
         names: tuple[str, str] = ("reference", "quant"),
     ) -> None:
         """Show another prediction; None where nothing was recorded."""
+        before = self._detail
+        same = heading == self._heading
+        kept = before.rows[self._row].token if same and before and before.rows else None
+        self._heading = heading
         self._detail, self._figures, self._names = detail, figures, names
+        tokens = [row.token for row in detail.rows] if detail is not None else []
+        self._row = tokens.index(kept) if kept in tokens else 0
         self.border_title = plain(heading)
         self._layout_lines()
+        if not same:
+            self.scroll_to(0, 0, animate=False)
 
     def _layout_lines(self) -> None:
         width = max(20, self.scrollable_content_region.width)
@@ -53,7 +76,6 @@ class DetailView(ScrollView, can_focus=True):
             lines += [[Segment(fit(part, width), style)] for part in wrap_words(text, width)]
         self._lines = lines
         self.virtual_size = Size(width, len(lines))
-        self.scroll_to(0, 0, animate=False)
         self.refresh()
 
     def _table(self, detail: Detail, width: int) -> list[list[Segment]]:
@@ -91,14 +113,39 @@ class DetailView(ScrollView, can_focus=True):
         width = self.scrollable_content_region.width
         number = y + self.scroll_offset.y
         segments = self._lines[number] if number < len(self._lines) else []
-        return (
-            Strip(segments).adjust_cell_length(width, self.rich_style).apply_style(self.rich_style)
-        )
+        strip = Strip(segments).adjust_cell_length(width, self.rich_style)
+        if self.token is not None and number == self._row + 1:
+            strip = strip.apply_style(marks.SELECTED)
+        return strip.apply_style(self.rich_style)
 
     def on_resize(self) -> None:
         self._layout_lines()
 
+    def on_focus(self) -> None:
+        self.refresh()
+
+    def on_blur(self) -> None:
+        self.refresh()
+        self.post_message(DetailLeft())
+
+    def on_click(self, event: events.Click) -> None:
+        offset = event.get_content_offset(self)
+        if offset is not None:
+            self._pick(offset.y + self.scroll_offset.y - 1)
+
     def move(self, where: str) -> None:
-        """Scroll."""
+        """Mark another row; beyond the table, scroll to what stands under it."""
+        last = len(self._detail.rows) - 1 if self._detail is not None else -1
         step = {"up": -1, "down": 1, "page_up": -8, "page_down": 8, "first": -999, "last": 999}
-        self.scroll_relative(y=step.get(where, 0), animate=False)
+        by = step.get(where, 0)
+        if last < 0 or (by > 0 and self._row == last):
+            self.scroll_relative(y=by, animate=False)
+        else:
+            self._pick(max(0, min(last, self._row + by)))
+
+    def _pick(self, row: int) -> None:
+        if self._detail is not None and 0 <= row < len(self._detail.rows):
+            self._row = row
+            top = 0 if row == 0 else row + 1
+            self.scroll_to_region(Region(0, top, 1, 1), animate=False, force=True)
+            self.refresh()

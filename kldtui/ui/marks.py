@@ -15,6 +15,7 @@ ROOT = "▚"
 NEAR_TIE = "≈"
 TIE = "="
 INVALID = "✗"
+FORK = "◆"
 FLIPS, AGREES, ABSENT = "●", "·", "-"
 LABELS = dict(zip("1234567", "①②③④⑤⑥⑦", strict=True))
 BLOCKS = " ▏▎▍▌▋▊▉█"

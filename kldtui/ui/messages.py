@@ -83,11 +83,20 @@ class Preparing(Message):
 
 
 @dataclass
+class DetailLeft(Message):
+    """The top-N table lost the focus."""
+
+
+@dataclass
 class BranchesChanged(Message):
     """Branches of a root grew or ended."""
 
     position: Position
     quant: str
+
+    def can_replace(self, message: Message) -> bool:
+        """Of several that wait, one is enough."""
+        return isinstance(message, BranchesChanged) and message == self
 
 
 @dataclass

@@ -17,23 +17,22 @@ from kldtui.index import State
 from kldtui.label_report import write_report
 from kldtui.listing import HELP, ORDERS, parse_filter
 from kldtui.position import Position
-from kldtui.recordings import split_named
 from kldtui.ui import words
 from kldtui.ui.actions import BY_ID
 from kldtui.ui.bars import ClassesPanel, KeyBar
+from kldtui.ui.branch_actions import NO_ROOT, BranchActions
 from kldtui.ui.branch_pane import BranchPane
-from kldtui.ui.desk import MAIN_ARMS, OTHER_ARMS
 from kldtui.ui.detail_view import DetailView
 from kldtui.ui.dialogs import Help, Prompt, Question
 from kldtui.ui.messages import SearchAdvanced
-from kldtui.ui.review_view import PANES, ReviewView
+from kldtui.ui.review_view import PANES
 from kldtui.ui.root_list import RootList
 from kldtui.ui.stream import StreamView
 
 HEATS = ("kld", "margin", "off")
 
 
-class ReviewScreen(ReviewView):
+class ReviewScreen(BranchActions):
     """What is shown, and what can be done with it."""
 
     async def on_key_bar_pressed(self, event: KeyBar.Pressed) -> None:
@@ -164,14 +163,6 @@ class ReviewScreen(ReviewView):
         self.heat = HEATS[(HEATS.index(self.heat) + 1) % len(HEATS)]
         self.say(f"heat: {self.heat}")
 
-    def action_zoom(self) -> None:
-        focused = self.focused
-        name = focused.id if focused is not None and focused.id in PANES else "stream"
-        zoomed = self.has_class("zoomed")
-        for pane in PANES:
-            self.set_class(not zoomed and pane == name, f"zoom-{pane}")
-        self.set_class(not zoomed, "zoomed")
-
     def _visible_panes(self) -> list[Widget]:
         return [p for p in (self.query_one(f"#{name}") for name in PANES) if p.region.area > 0]
 
@@ -238,98 +229,15 @@ class ReviewScreen(ReviewView):
             self.go(self.hits[0] if step > 0 else self.hits[-1])
             self.say("from the other end again")
 
-    # ── branches ─────────────────────────────────────────────────────────────────────────────
-
-    def action_branch(self) -> None:
-        facts = self.facts
-        if facts is None or not facts.is_root:
-            self.say("no root here: . goes to the next one")
-            return
-        self.judging = True
-        self.set_class(False, "-list")
-        self.desk.branch(facts, self.arms)
-
-    def action_longer(self) -> None:
-        if self.facts is not None and not self.desk.busy:
-            self.desk.longer(self.facts, self.arms)
-
-    def action_auto_branch(self) -> None:
-        self.auto_branch = not self.auto_branch
-        self.say(f"branching by itself while judging: {'on' if self.auto_branch else 'off'}")
-        if self.auto_branch and self.judging:
-            self.action_branch()
-
-    def action_again(self) -> None:
-        if self.facts is not None and self.facts.is_root:
-            self.judging = True
-            self.desk.branch(self.facts, self.arms, anew=True)
-
-    def action_arms(self) -> None:
-        self.arms = OTHER_ARMS if self.arms == MAIN_ARMS else MAIN_ARMS
-        self.refresh_pair()
-        if self.judging and self.facts is not None and self.facts.is_root:
-            self.desk.branch(self.facts, self.arms)
-
-    def action_verify(self) -> None:
-        self.desk.verify(self.facts if self.facts and self.facts.is_root else None, self.quant)
-
-    def action_floor(self) -> None:
-        if self.facts is None or not self.facts.is_root:
-            self.say("no root here: . goes to the next one")
-            return
-        self.desk.floor(self.facts)
-
-    @work(exclusive=True, group="prompt")
-    async def action_connect(self) -> None:
-        roles = ("ref", *self.session.names)
-        missing = [role for role in roles if role not in self.session.slots]
-        failed = [role for role, slot in self.session.slots.items() if slot.state == "failed"]
-
-        def check(text: str) -> None:
-            role, url = split_named(text.strip())
-            if role is not None and role not in roles:
-                raise KldtuiError(f"no {role!r} here; write one of {', '.join(roles)}, then =URL")
-            if not url:
-                raise KldtuiError("write a URL, such as http://127.0.0.1:8080")
-
-        role = (failed or missing or ["ref"])[0]
-        held = self.session.slots.get(role)
-        text = await self.app.push_screen_wait(
-            Prompt(
-                "connect a server",
-                f"{'  '.join(f'{name}=URL' for name in roles)} ─ only this address is contacted",
-                f"{role}={held.engine.url if held else 'http://127.0.0.1:'}",
-                check,
-            )
-        )
-        if text:
-            named, url = split_named(text.strip())
-            try:
-                self.desk.replace(named or "ref", url)
-            except KldtuiError as error:
-                self.say(str(error), "error")
-
-    def action_back(self) -> None:
-        if self.desk.cancel():
-            self.say("stopped; what came is kept")
-        elif self.has_class("zoomed"):
-            self.action_zoom()
-        elif self.judging:
-            self.judging = False
-            self.query_one(StreamView).focus()
-        else:
-            self.query_one(StreamView).focus()
-
     # ── labels ───────────────────────────────────────────────────────────────────────────────
 
     @work(exclusive=True, group="prompt")
     async def action_label(self, key: str) -> None:
         facts = self.facts
         if facts is None or not facts.is_root:
-            self.say("no root here: . goes to the next one")
+            self.say(NO_ROOT)
             return
-        branches = self.session.recall(facts.position, facts.quant)
-        if key == "3" and any(not b.complete for b in branches.values() if b.arm in MAIN_ARMS):
+        if key == "3" and any(b is not None and not b.complete for b in self.branches().values()):
             sure = await self.app.push_screen_wait(
                 Question(
                     "malformed?",
@@ -400,4 +308,6 @@ class ReviewScreen(ReviewView):
         self.store(write)
 
     def action_help(self) -> None:
-        self.app.push_screen(Help(self.config.keys, words.help_facts(self.session)))
+        self.app.push_screen(
+            Help(self.config.keys, words.help_facts(self.session, self.config.top_n_stored))
+        )

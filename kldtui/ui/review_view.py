@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Literal, cast
+from typing import ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,36 +18,32 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.reactive import reactive
-from textual.screen import Screen
 from textual.worker import Worker, WorkerState
 
 from kldtui.config import Config
 from kldtui.demo import Demo, Ready
 from kldtui.errors import KldtuiError, LabelFileError
-from kldtui.facts import RootFacts
 from kldtui.index import Progress, State
 from kldtui.listing import Filter, Order
 from kldtui.position import Position
 from kldtui.session import Session
-from kldtui.ui import words
+from kldtui.ui import branch_words, words
 from kldtui.ui.actions import bindings
 from kldtui.ui.bars import ClassesPanel, KeyBar, Minimap, StatusBar
 from kldtui.ui.branch_pane import BranchPane
-from kldtui.ui.desk import MAIN_ARMS, Desk
 from kldtui.ui.detail_view import DetailView
 from kldtui.ui.messages import (
-    BranchesChanged,
     CursorMoved,
     EnginesChanged,
     EngineStarted,
     Notice,
-    PartMoved,
     Preparing,
     RootChosen,
     ScanAdvanced,
     SearchAdvanced,
     TextLearnt,
 )
+from kldtui.ui.pair_screen import PairScreen
 from kldtui.ui.root_list import RootList
 from kldtui.ui.stream import StreamView
 from kldtui.ui.text import plain
@@ -57,7 +53,7 @@ SETTLE_SECONDS = 0.35
 PANES = ("roots", "stream", "detail", "left", "right")
 
 
-class ReviewView(Screen[None]):
+class ReviewView(PairScreen):
     """Everything a review needs, on one screen; ReviewScreen adds what can be done."""
 
     BINDINGS: ClassVar[list[BindingType]] = list(bindings())
@@ -71,16 +67,12 @@ class ReviewView(Screen[None]):
         (32, "-tall"),
     ]
 
-    cursor: reactive[Position] = reactive(Position(0, 0), init=False)
-    quant: reactive[int] = reactive(0, init=False)
     heat: reactive[str] = reactive("kld", init=False)
     judging: reactive[bool] = reactive(False, init=False)
 
     def __init__(self, session: Session, config: Config, demo: Demo | None = None) -> None:
-        super().__init__()
+        super().__init__(session, config)
         self._demo = demo
-        self.session, self.config = session, config
-        self.desk = Desk(session, self, config.branch_tokens, config.top_n_stored)
         self.filter = Filter()
         self.order = cast(Order, config.root_order)
         self.auto_branch = config.auto_branch
@@ -88,7 +80,6 @@ class ReviewView(Screen[None]):
         self.unsaved = False
         self.hits: list[Position] = []
         self.needle = ""
-        self.arms = MAIN_ARMS
         self.how = "order"
         self._scan_words = ""
         self._preparing = ""
@@ -97,7 +88,6 @@ class ReviewView(Screen[None]):
         self._cancel_scan = threading.Event()
         self._cancel_search = threading.Event()
         self.moved_by_hand = False
-        self._part: tuple[str, int | None] = ("left", None)
 
     # ── layout ───────────────────────────────────────────────────────────────────────────────
 
@@ -227,14 +217,6 @@ class ReviewView(Screen[None]):
         """The flat index under the cursor, where it is scored."""
         return self.session.flat(self.cursor)
 
-    @property
-    def facts(self) -> RootFacts | None:
-        """What the index says under the cursor."""
-        i = self.flat
-        if i is None or not self.session.quants:
-            return None
-        return self.session.facts(i, self.quant)
-
     def refresh_list(self, keep: bool = True) -> None:
         """Ask for the root list again, and keep the chosen root chosen."""
         self.rows = (
@@ -262,10 +244,10 @@ class ReviewView(Screen[None]):
         self.refresh_pair()
         facts = self.facts
         record = self.session.label(self.cursor, self.quant) if facts is not None else None
-        hint = words.hint_words(self.session, self.cursor, self.quant)
+        hint = branch_words.hint_words(self.session, self.cursor, self.quant)
         self.query_one(ClassesPanel).show(record.key if record else None, hint)
         self.query_one(KeyBar).show(
-            words.key_entries(self.judging, self.desk.busy, self.config.keys)
+            branch_words.key_entries(self.judging, self.desk.busy, self.config.keys)
         )
 
     def refresh_status(self) -> None:
@@ -277,47 +259,6 @@ class ReviewView(Screen[None]):
         n = self.session.index.layout.n
         if n:
             self.query_one(Minimap).place(self.session.scored_before(self.cursor) / n)
-
-    def refresh_detail(self) -> None:
-        side, token = self._part
-        pane = self.query_one(f"#{side}", BranchPane)
-        if pane.has_focus and pane.branch is not None and token is not None:
-            self.query_one(DetailView).show(
-                *words.branch_detail(self.session, self._branches(), side, token)
-            )
-            return
-        try:
-            shown = words.position_detail(
-                self.session, self.cursor, self.quant, self.config.top_n_shown
-            )
-        except KldtuiError as error:
-            self.say(str(error), "error")
-            return
-        self.query_one(DetailView).show(*shown)
-
-    def _branches(self) -> dict[str, Any]:
-        held = self.session.recall(self.cursor, self.quant)
-        left, right = (held.get(arm.code) for arm in self.arms)
-        return {"left": left, "right": right}
-
-    def refresh_pair(self) -> None:
-        pair = self._branches()
-        meeting = words.meeting_of(pair["left"], pair["right"])
-        for side, arm in zip(("left", "right"), self.arms, strict=True):
-            pane = self.query_one(f"#{side}", BranchPane)
-            branch = pair[side]
-            if branch is not None:
-                title, status = words.branch_words(self.session, branch, meeting, side)
-                pane.show_branch(branch, meeting, title, status)
-            else:
-                pane.show_words(*words.no_branch_words(self.session, arm, self.facts))
-
-    def say(
-        self, text: str, severity: Literal["information", "warning", "error"] = "information"
-    ) -> None:
-        self.notify(
-            text, severity=severity, markup=False, timeout=6 if severity == "information" else 12
-        )
 
     def store(self, change: Callable[[], object]) -> bool:
         """Do something that writes; a disk that refuses is said, and the program goes on."""
@@ -335,6 +276,14 @@ class ReviewView(Screen[None]):
         self.query_one(StreamView).load()
         self.refresh_list()
         self.refresh_all()
+
+    def action_zoom(self) -> None:
+        focused = self.focused
+        name = focused.id if focused is not None and focused.id in PANES else "stream"
+        zoomed = self.has_class("zoomed")
+        for pane in PANES:
+            self.set_class(not zoomed and pane == name, f"zoom-{pane}")
+        self.set_class(not zoomed, "zoomed")
 
     # ── searching ────────────────────────────────────────────────────────────────────────────
 
@@ -371,8 +320,7 @@ class ReviewView(Screen[None]):
                 self.quant = flips[0]
             if self.session.index.pairs[self.quant][i]["state"] == State.PENDING:
                 self._scan_here()
-        self.arms = MAIN_ARMS
-        self._part = ("left", None)
+        self.reset_pair()
         self.query_one(RootList).choose(self.row_of_cursor())
         self.refresh_all()
         if self.judging and self.auto_branch:
@@ -381,7 +329,7 @@ class ReviewView(Screen[None]):
     def _branch_if_still_at(self, position: Position) -> None:
         facts = self.facts
         if position == self.cursor and self.judging and facts is not None and facts.is_root:
-            self.desk.branch(facts, self.arms)
+            self.desk.branch(self.place, self.session.arms(self.quant))
 
     def _scan_here(self) -> None:
         """What is on screen does not wait for its turn in the background pass."""
@@ -415,22 +363,11 @@ class ReviewView(Screen[None]):
     def choose(self, row: int) -> None:
         self.cursor = self.session.position(int(self.rows[row]))
 
-    def on_part_moved(self, event: PartMoved) -> None:
-        self._part = (event.side, event.token)
-        pane = self.query_one(f"#{event.side}", BranchPane)
-        self.set_class(pane.has_focus and pane.branch is not None, "-part")
-        self.refresh_detail()
-
-    def on_branches_changed(self, event: BranchesChanged) -> None:
-        if event.position == self.cursor and event.quant == self.session.names[self.quant]:
-            self.refresh_pair()
-            self.refresh_detail()
-
     def on_engines_changed(self, _event: EnginesChanged) -> None:
         self.refresh_status()
         self.refresh_pair()
         self.query_one(KeyBar).show(
-            words.key_entries(self.judging, self.desk.busy, self.config.keys)
+            branch_words.key_entries(self.judging, self.desk.busy, self.config.keys)
         )
 
     def on_worker_state_changed(self, event: Worker.StateChanged) -> None:

@@ -7,36 +7,23 @@ Must not know: widgets, keys' effects, where figures come from.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 
 from textual.widget import Widget
 
-from kldtui.branching import Arm, Branch, Meeting, meeting
 from kldtui.demo import Step
-from kldtui.detail import Detail, align
+from kldtui.detail import Detail
 from kldtui.facts import RootFacts
 from kldtui.index import Bound, Kind, Progress, State
 from kldtui.listing import Filter, Order
 from kldtui.position import Position
-from kldtui.rows import Invalid, TopRow
 from kldtui.session import Session
 from kldtui.ui import marks
-from kldtui.ui.actions import BY_ID, keys_of
 from kldtui.ui.bars import Part
 from kldtui.ui.branch_pane import BranchPane
+from kldtui.ui.branch_words import engine_lines
+from kldtui.ui.detail_view import Shown
 from kldtui.ui.text import duration, nats
 from kldtui.vocab import safe
-
-Shown = tuple[Detail | None, str, list[Part], tuple[str, str]]
-STOPS = {
-    "eog": "end of turn",
-    "tool_call": "tool call closed",
-    "loop": "loops",
-    "limit": "limit, + goes on",
-    "context": "context full",
-    "cancelled": "stopped, + goes on",
-    "error": "failed",
-}
 
 
 def scan_words(progress: Progress) -> str:
@@ -174,6 +161,12 @@ def _figures(session: Session, facts: RootFacts, detail: Detail) -> list[Part]:
         out.append((f"{kind[0]}  {figures}", kind[1]))
         if session.floor_flips(facts.index):
             out.append(("the reference flips here against itself too (floor)", marks.NEAR_STYLE))
+        runs = session.self_run(facts.position, facts.quant)
+        if runs is not None:
+            out.append((runs.words, marks.DIM if runs.agrees else marks.NEAR_STYLE))
+            if runs.says is not None and runs.says != facts.ref_id:
+                live = session.vocab.display(runs.says).table
+                out.append((f"live, the reference says {live} here", marks.NEAR_STYLE))
         if len(session.quants) > 1:
             strip = "  ".join(
                 f"{marks.FLIPS if k in facts.flips else marks.AGREES} {safe(name)}"
@@ -202,130 +195,6 @@ def _figures(session: Session, facts: RootFacts, detail: Detail) -> list[Part]:
     return out
 
 
-def branch_detail(session: Session, pair: dict[str, Branch | None], side: str, token: int) -> Shown:
-    """The top-N of a generated token, beside the other branch's at the same distance."""
-    rows = []
-    for name in ("left", "right"):
-        branch = pair[name]
-        if branch is not None and token < len(branch.tokens):
-            known = dict(branch.tokens[token].top)
-            rows.append(TopRow(known, {}, Invalid.NO) if known else None)
-        else:
-            rows.append(None)
-    own = pair[side]
-    stream = own.tokens[token].id if own is not None and token < len(own.tokens) else None
-    detail = align(rows[0], rows[1], stream, 10)
-    codes = [branch.arm.code if branch is not None else "–" for branch in pair.values()]
-    figures = [("· the generated token of the focused branch", marks.DIM)]
-    return detail, f"branch +{token}", figures, (codes[0], codes[1])
-
-
-def meeting_of(left: Branch | None, right: Branch | None) -> Meeting | None:
-    """Where the pair parts and meets again."""
-    if left is None or right is None or not left.tokens or not right.tokens:
-        return None
-    return meeting(left, right)
-
-
-def branch_words(
-    session: Session, branch: Branch, meeting: Meeting | None, side: str
-) -> tuple[str, str]:
-    """Title and status line of a branch pane."""
-    engine = "reference" if branch.arm.engine == "ref" else safe(branch.quant)
-    start = session.vocab.display(branch.start_id).table
-    checked = branch.verify or {}
-    doubt = "" if checked.get("verdict") == "ok" else " ─ NOT VERIFIED"
-    title = f"{branch.arm.code} {engine} ◂ {start}{doubt}"
-    if branch.error:
-        parts = [safe(branch.error)]
-    else:
-        parts = ["running…" if branch.stop is None else STOPS.get(branch.stop, branch.stop)]
-    if side == "right" and meeting is not None:
-        parts.append(_meeting_words(meeting))
-    parts.append(f"{len(branch.tokens)} tokens")
-    if branch.tokens_per_second:
-        parts.append(f"{branch.tokens_per_second:.0f} tok/s")
-    if branch.seconds and branch.stop is not None:
-        parts.append(f"{branch.seconds:.1f} s")
-    return title, " · ".join(parts)
-
-
-def _meeting_words(meeting: Meeting) -> str:
-    if meeting.parts_at is None:
-        return "no difference so far"
-    words = f"≠ +{meeting.parts_at}"
-    if meeting.meet_a is not None and meeting.meet_b is not None:
-        words += f", meet again +{meeting.meet_a}/+{meeting.meet_b} ({meeting.meet_length})"
-    return words
-
-
-def no_branch_words(session: Session, arm: Arm, facts: RootFacts | None) -> tuple[str, str]:
-    """Title and words of a branch pane without a branch."""
-    side = "reference" if arm.engine == "ref" else "quant"
-    title = f"{arm.code} {side}"
-    if facts is None or not facts.is_root:
-        return title, "no root here: . goes to the next one"
-    start = session.vocab.display(facts.ref_id if arm.start == "ref" else facts.quant_id).table
-    slot = session.slot_for(arm.engine, facts.quant)
-    if slot is None:
-        return title, f"{start} … no server: c connects one, or start with --ref-server URL"
-    if slot.state == "failed":
-        return title, f"{slot.role} server: {safe(slot.words)} ─ c or b tries again"
-    if slot.state in ("connecting", "loading"):
-        return title, f"{slot.role} server: {slot.state} {safe(slot.words)}"
-    return title, f"b branches here: {start} …"
-
-
-def hint_words(session: Session, position: Position, quant: int) -> str:
-    """The program's guess about a root; never a label."""
-    if not session.names:
-        return ""
-    hint = session.hint(position, quant)
-    return safe(hint.words) if hint is not None else ""
-
-
-def key_entries(
-    judging: bool, busy: bool, keymap: Mapping[str, str]
-) -> Sequence[tuple[str, str, str]]:
-    """The key line: what is most useful now, first."""
-    ids = [
-        "branch",
-        "next-root",
-        "filter",
-        "sort",
-        "goto",
-        "search",
-        "verify",
-        "zoom",
-        "next-pane",
-        "undo",
-        "help",
-        "quit",
-    ]
-    names = {
-        "branch": "branch",
-        "next-root": "next root",
-        "filter": "filter",
-        "sort": "sort",
-        "goto": "go to",
-        "search": "search",
-        "verify": "verify",
-        "zoom": "zoom",
-        "next-pane": "pane",
-        "undo": "undo",
-        "help": "help",
-        "quit": "quit",
-        "back": "back",
-        "longer": "longer",
-        "arms": "other arms",
-        "note": "note",
-    }
-    if judging:
-        ids = ["back", "longer", "arms", "next-root", "note", "undo", "zoom", "next-pane", "help"]
-        names["back"] = "stop" if busy else "back"
-    return [(name, keys_of(BY_ID[name], keymap), names[name]) for name in ids]
-
-
 def copied(session: Session, position: Position, quant: int, focused: Widget | None) -> str:
     """What `y` copies: the branch in focus, or the position with its tokens."""
     if isinstance(focused, BranchPane) and focused.branch is not None:
@@ -340,7 +209,7 @@ def copied(session: Session, position: Position, quant: int, focused: Widget | N
     return f"{position} {ref!r} → {other!r} cost {nats(facts.cost)} KLD {nats(facts.kld)}"
 
 
-def help_facts(session: Session) -> list[str]:
+def help_facts(session: Session, top_n: int) -> list[str]:
     """What the help says of this review: files, vocabulary, thresholds, engines."""
     lines = [f"reference {safe(str(session.ref.path))}"]
     for quant, notes in zip(session.quants, session.index.notes, strict=False):
@@ -360,10 +229,9 @@ def help_facts(session: Session) -> list[str]:
     for recording in (session.ref, *(quant.recording for quant in session.quants)):
         lines += [f"{safe(recording.path.name)}: {problem}" for problem in recording.problems]
     for slot in session.slots.values():
-        model = safe(slot.info.model) if slot.info else ""
-        build = safe(slot.info.build) if slot.info else ""
-        said = f" {slot.verified.detail}" if slot.verified else ""
-        lines.append(
-            f"{slot.role} server {safe(slot.engine.url)}: {slot.state} {model} {build}{said}"
-        )
+        lines += engine_lines(slot, top_n)
+    lines += [safe(warning) for warning in session.shelf.warnings]
+    for log in session.shelf.logs:
+        lines.append(f"{len(log)} branches made ahead, in {safe(str(log.path))}")
+        lines += [safe(warning) for warning in log.warnings]
     return lines

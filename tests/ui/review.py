@@ -19,7 +19,8 @@ from textual.pilot import Pilot
 from kldtui.config import Config
 from kldtui.engines.base import Capabilities, EngineInfo, Finish, Token, Top
 from kldtui.errors import EngineError
-from kldtui.session import EngineSlot, Session
+from kldtui.session import Session
+from kldtui.slots import EngineSlot
 from kldtui.ui.app import KldtuiApp
 from kldtui.ui.review import ReviewScreen
 from kldtui.vocab import from_pieces
@@ -77,13 +78,20 @@ Q4 = {1: (2, 1.0), 4: (5, 0.1), 9: (6, 2.0), 20: (9, 0.5)}
 Q8 = {4: (5, 0.05)}
 
 
-def write_pair(folder: Path) -> tuple[Path, Path, Path]:
-    """ref.kld, q4.kld with roots at c0:t10, c0:t13, c1:t11, c2:t15, and q8.kld with one."""
+# Where all models say another token than the stream's: it is a text, and no rollout.
+TEXT = {17: (3, 1.0)}
+
+
+def write_pair(folder: Path, *, rollout: bool = False) -> tuple[Path, Path, Path]:
+    """ref.kld, q4.kld with roots at c0:t10, c0:t13, c1:t11, c2:t15, and q8.kld with one.
+
+    With `rollout` the stream is the reference's own."""
     laid = stream()
+    text = {} if rollout else TEXT
     return (
-        write_kld(folder / "ref.kld", laid, logits_for(laid)),
-        write_kld(folder / "q4.kld", laid, logits_for(laid, Q4)),
-        write_kld(folder / "q8.kld", laid, logits_for(laid, Q8)),
+        write_kld(folder / "ref.kld", laid, logits_for(laid, text)),
+        write_kld(folder / "q4.kld", laid, logits_for(laid, Q4 | text)),
+        write_kld(folder / "q8.kld", laid, logits_for(laid, Q8 | text)),
     )
 
 

@@ -1,0 +1,245 @@
+"""`kldtui branch --roots … -o FILE`: the branches of many roots, one engine at a time.
+
+Knows: how roots are named, what is asked before it starts and shown while it runs.
+Must not know: Textual, HTTP, or how a branch is made.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from kldtui.batch import (
+    Plan,
+    Progress,
+    Speeds,
+    batch_arms,
+    cost,
+    make,
+    make_plan,
+    measure,
+)
+from kldtui.branch_log import BranchLog
+from kldtui.branching import Arm
+from kldtui.cli.engines import Preparation, tell
+from kldtui.errors import EngineError, KldtuiError
+from kldtui.position import Position
+from kldtui.roots import RootQuery, select
+from kldtui.sampling import sample
+from kldtui.session import Session
+from kldtui.slots import one_server_each
+
+_TOLD_SECONDS = 15.0
+_DRAWN_SECONDS = 0.25
+_NAMED = 3
+
+
+def chosen_roots(session: Session, roots: str) -> list[Position]:
+    """`all`, a number, or a file with a position a line (what `kldtui flips` prints will do).
+
+    The session is scanned to its end. Raises KldtuiError.
+    """
+    found = [session.position(int(i)) for i in select(session.index, RootQuery(quants=(0,)))]
+    if roots == "all":
+        return found
+    if roots.isdecimal() and not Path(roots).exists():
+        if not int(roots):
+            raise KldtuiError("--roots: give at least 1, `all`, or a file of positions")
+        return sample(found, int(roots))
+    named = _named_positions(Path(roots))
+    known = set(found)
+    strangers = [position for position in named if position not in known]
+    if strangers:
+        first = ", ".join(map(str, strangers[:_NAMED]))
+        tell(f"{roots}: {len(strangers)} of its positions are no roots ({first}); left out")
+    return sorted(known & set(named))
+
+
+def _named_positions(path: Path) -> list[Position]:
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise KldtuiError(
+            f"--roots {path}: {reason}; give `all`, a number, or a file of positions"
+        ) from None
+    if text.lstrip().startswith(("[", "{")):
+        return _from_json(path, text)
+    positions = []
+    for line in text.splitlines():
+        word = line.split()[0] if line.split() else "#"
+        if word.startswith("#"):
+            continue
+        try:
+            positions.append(Position.parse(word))
+        except KldtuiError:
+            if positions:
+                raise KldtuiError(f"--roots {path}: not a position: {word!r}") from None
+    return positions
+
+
+def _from_json(path: Path, text: str) -> list[Position]:
+    """What `kldtui flips --json` prints."""
+    try:
+        return [Position(int(row["chunk"]), int(row["t"])) for row in json.loads(text)]
+    except (ValueError, KeyError, TypeError):
+        raise KldtuiError(f"--roots {path}: JSON, but no list of positions") from None
+
+
+class Batch:
+    """One run of the command."""
+
+    def __init__(
+        self,
+        session: Session,
+        positions: Sequence[Position],
+        arms: Sequence[Arm],
+        out: Path,
+        *,
+        length: int,
+        top_n: int,
+        verifies: bool,
+        yes: bool,
+    ) -> None:
+        self._session, self._positions = session, positions
+        self._length, self._top_n = length, top_n
+        self._verifies, self._yes = verifies, yes
+        self._arms = arms or batch_arms(session)
+        self._log = BranchLog.open(out, session.ref, session.names, missing_ok=True)
+        for warning in self._log.warnings:
+            tell(warning)
+        self._told = 0.0
+
+    async def run(self) -> None:
+        """Raises KldtuiError; what was made until then is in the file."""
+        session = self._session
+        plan = make_plan(session, self._positions, self._arms, self._log, self._length)
+        codes = " ".join(arm.code for arm in self._arms)
+        parts = [f"{plan.roots} roots, arms {codes}: {len(plan.jobs)} branches to make"]
+        if plan.held:
+            parts.append(f"{plan.held} are in {self._log.path.name} already")
+        if plan.streams:
+            parts.append(f"{plan.streams} are the recorded stream itself and need no server")
+        tell("; ".join(parts))
+        if not plan.jobs:
+            return
+        try:
+            speeds = await self._prepare(plan)
+            if not self._agreed(plan, speeds):
+                raise KldtuiError("nothing was made")
+            await self._make(plan, speeds)
+        finally:
+            await session.close_engines()
+
+    async def _prepare(self, plan: Plan) -> dict[str, Speeds]:
+        preparation = Preparation(self._session, self._top_n)
+        slots = {slot.role: slot for slot, _ in plan.jobs}
+        for slot in slots.values():
+            await preparation.ready(slot)
+            if self._verifies:
+                await preparation.verified(slot, None, insist=True)
+        await preparation.compared()
+        return await measure(self._session, plan, self._top_n)
+
+    def _agreed(self, plan: Plan, speeds: dict[str, Speeds]) -> bool:
+        """Say what it costs, and ask where somebody is there to answer."""
+        for group in one_server_each(plan.jobs):
+            slot, found = group[0][0], speeds[group[0][0].role]
+            prefix = sum(job.prefix for _, job in group)
+            most = len(group) * self._length
+            tell(
+                f"{slot.role}: {prefix:,} tokens of prefixes to read at {found.read:,.0f}/s, "
+                f"{duration(prefix / found.read)}; at most {most:,} tokens to generate at "
+                f"{found.generate:,.1f}/s, {duration(most / found.generate)}"
+            )
+        tell(f"at most {duration(cost(plan, speeds, self._length))} in all")
+        if self._yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
+            return True
+        return bool(click.confirm("kldtui: make them?", default=True, err=True))
+
+    async def _make(self, plan: Plan, speeds: dict[str, Speeds]) -> None:
+        out = self._log.path
+        terminal = sys.stderr.isatty()
+        self._told = time.monotonic()
+        last: list[Progress] = []
+
+        def on_progress(progress: Progress) -> None:
+            last[:] = [progress]
+            now = time.monotonic()
+            if now - self._told >= (_DRAWN_SECONDS if terminal else _TOLD_SECONDS):
+                self._told = now
+                if terminal:
+                    click.echo(f"\r{_words(progress)}\x1b[K", err=True, nl=False)
+                else:
+                    tell(_words(progress))
+
+        try:
+            done = await make(
+                self._session, plan, self._log, self._length, self._top_n, speeds, on_progress
+            )
+        except EngineError as error:
+            made = last[0].made if last else 0
+            raise EngineError(
+                f"{error}; {made} of {len(plan.jobs)} branches are in {out}, and the same command "
+                "makes the rest"
+            ) from None
+        finally:
+            if terminal:
+                click.echo("\r\x1b[K", err=True, nl=False)
+        tell(
+            f"{done.made} branches added to {out}: {done.tokens:,} tokens, {duration(done.seconds)}"
+        )
+        if done.failed:
+            for line in done.failed[:_NAMED]:
+                tell(line)
+            raise KldtuiError(f"{len(done.failed)} branches cannot be made with this engine")
+
+
+def _words(progress: Progress) -> str:
+    rate = f", {progress.rate:,.1f} tok/s" if progress.rate else ""
+    left = progress.seconds_left
+    remaining = f", {duration(left)} left" if left is not None else ""
+    return f"{progress.made} of {progress.total} branches{rate}{remaining}"
+
+
+def duration(seconds: float) -> str:
+    """`40 s`, `3 min 5 s`, `2 h 10 min`."""
+    whole = max(1, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def scan(session: Session) -> None:
+    """Scan to the end, with progress on a terminal."""
+    terminal = sys.stderr.isatty()
+    try:
+        for progress in session.index.scan():
+            if terminal:
+                share = progress.done / max(1, progress.total)
+                click.echo(f"\rscanning: {share:.0%}\x1b[K", err=True, nl=False)
+    finally:
+        if terminal:
+            click.echo("\r\x1b[K", err=True, nl=False)
+    session.settle_thresholds()
+    session.count_anew()
+
+
+def parse_arms(given: Sequence[str]) -> list[Arm]:
+    """`R.r,R.q`, perhaps several times. Raises KldtuiError."""
+    codes = [code for one in given for code in one.split(",") if code.strip()]
+    arms = list(dict.fromkeys(Arm.parse(code) for code in codes))
+    for arm in arms:
+        if arm.start not in ("ref", "quant"):
+            raise KldtuiError(
+                f"arm {arm.code}: of a root there are R.r, Q.q, R.q and Q.r; others are made on "
+                "screen"
+            )
+    return arms

@@ -1,0 +1,179 @@
+"""The recordings of a review, and every figure of them.
+
+Knows: recordings, their index, the vocabulary, thresholds.
+Must not know: labels, engines, branches; Textual, screens, keys; formats or files by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kldtui.detail import Detail, align
+from kldtui.errors import KldtuiError
+from kldtui.facts import Counts, RootFacts, count_pair, facts_at, is_rollout
+from kldtui.index import Index
+from kldtui.position import Position
+from kldtui.recordings import Recording, open_quant, open_recording
+from kldtui.roots import Thresholds, flips_at, near_tie_from_floor
+from kldtui.search import find_text
+from kldtui.spans import call_tokens
+from kldtui.vocab import Vocabulary, find_vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Quant:
+    """A quant of this review: its name on screen and in labels, and its recording."""
+
+    name: str
+    recording: Recording
+
+
+@dataclass
+class Figures:
+    """Recordings opened together, and what is counted of them. Build it with `open`."""
+
+    ref: Recording
+    quants: tuple[Quant, ...]
+    floor: Recording | None
+    vocab: Vocabulary
+    index: Index
+    thresholds: Thresholds
+    counts: list[Counts] = field(default_factory=list)
+    """Of each pair, the floor's last; as `count_anew` left them."""
+    rollout: bool | None = None
+    """Whether the stream is the reference's own greedy rollout; None while unknown."""
+    tokenizer: Path | None = None
+    """What the user named to read text with; a server that takes text needs it too."""
+    _calls: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
+
+    @classmethod
+    def open(
+        cls,
+        ref: Path,
+        quants: Sequence[tuple[str, Path]],
+        *,
+        floor: Path | None = None,
+        tokenizer: Path | None = None,
+        near_tie: float | None = None,
+        default_near_tie: float = 0.3,
+    ) -> Self:
+        """Open recordings and find a vocabulary. Raises RecordingError or VocabularyError."""
+        reference = open_recording(ref)
+
+        def text() -> Vocabulary:
+            return find_vocabulary([reference], tokenizer)
+
+        opened = tuple(Quant(name, open_quant(path, reference, text)) for name, path in quants)
+        null = open_quant(floor, reference, text) if floor is not None else None
+        compared = [quant.recording for quant in opened] + ([null] if null else [])
+        vocab = find_vocabulary([reference, *compared], tokenizer)
+        if near_tie is not None:
+            thresholds = Thresholds(near_tie, "given")
+        else:
+            thresholds = Thresholds(default_near_tie, "default")
+        session = cls(reference, opened, null, vocab, Index(reference, compared), thresholds)
+        session.tokenizer = tokenizer
+        session.count_anew()
+        return session
+
+    def close(self) -> None:
+        """Close the files."""
+        for recording in (self.ref, *(quant.recording for quant in self.quants)):
+            recording.close()
+        if self.floor is not None:
+            self.floor.close()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(quant.name for quant in self.quants)
+
+    @property
+    def floor_number(self) -> int | None:
+        """The number of the null recording among `index.pairs`."""
+        return len(self.quants) if self.floor is not None else None
+
+    def settle_thresholds(self) -> None:
+        """After the scan: take the near-tie threshold from the floor, where one was recorded."""
+        if self.floor_number is None or self.thresholds.near_tie_source != "default":
+            return
+        measured = near_tie_from_floor(self.index, self.floor_number)
+        if math.isfinite(measured):
+            self.thresholds = Thresholds(measured, "floor")
+            self.count_anew()
+
+    def chunk_tokens(self, chunk: int) -> NDArray[np.int32]:
+        """The chunk's tokens, int32[length]."""
+        return self.ref.tokens(chunk)
+
+    def flat(self, position: Position) -> int | None:
+        return self.index.layout.index(position)
+
+    def scored_before(self, position: Position) -> int:
+        """How many scored positions lie before one: the flat index it has or would have."""
+        where = self.index.layout.chunk_slice(position.chunk)
+        ts = self.index.layout.t(where)
+        return int(where.start) + int(np.searchsorted(ts, position.t))
+
+    def position(self, i: int) -> Position:
+        return self.index.layout.position(i)
+
+    def flips(self, i: int) -> tuple[int, ...]:
+        """The quants (never the floor) that flip at flat index `i`."""
+        return tuple(k for k in flips_at(self.index, i) if k < len(self.quants))
+
+    def floor_flips(self, i: int) -> bool:
+        """Whether the reference's own null recording flips here too."""
+        return self.floor_number is not None and self.floor_number in flips_at(self.index, i)
+
+    def facts(self, i: int, quant: int) -> RootFacts:
+        """All the index holds of flat position `i` for quant number `quant`."""
+        position = self.position(i)
+        stream = int(self.chunk_tokens(position.chunk)[position.t])
+        return facts_at(self.index, i, quant, stream, self.thresholds, self.flips(i))
+
+    def facts_of(self, position: Position, quant: int) -> RootFacts:
+        """The same by position. Raises KldtuiError where it is not scored."""
+        i = self.flat(position)
+        if i is None:
+            raise KldtuiError(f"{position} is not recorded")
+        return self.facts(i, quant)
+
+    def detail(self, position: Position, quant: int, n: int) -> Detail:
+        """Both rows of a position, aligned. Raises RecordingChanged."""
+        tokens = self.chunk_tokens(position.chunk)
+        stream = int(tokens[position.t]) if position.t < tokens.size else None
+        other = self.quants[quant].recording.row(position) if self.quants else None
+        return align(self.ref.row(position), other, stream, n)
+
+    def _in_call(self, found: NDArray[np.int64]) -> NDArray[np.bool_]:
+        out = np.zeros(found.size, bool)
+        for k, i in enumerate(found.tolist()):
+            position = self.position(i)
+            held = self._calls.get(position.chunk)
+            if held is None:
+                held = call_tokens(self.vocab, self.chunk_tokens(position.chunk).tolist())
+                self._calls[position.chunk] = held
+            out[k] = held[position.t]
+        return out
+
+    def _root_text(self, i: int, quant: int) -> str:
+        facts = self.facts(i, quant)
+        return self.vocab.text([facts.ref_id]) + "\n" + self.vocab.text([facts.quant_id])
+
+    def count_anew(self) -> None:
+        """Count what the index holds by now: after a step of the scan, or another threshold."""
+        self.counts = [
+            count_pair(self.index, k, self.thresholds) for k in range(len(self.index.pairs))
+        ]
+        self.rollout = is_rollout(self.index)
+
+    def search(self, needle: str, start: int = 0) -> Iterator[tuple[int, list[Position]]]:
+        """Find text in the stream, as `find_text` does."""
+        return find_text(self.ref, self.vocab, needle, start)

@@ -1,0 +1,137 @@
+"""The engine of one role in a review: who it is, how far it is, and what it cannot do.
+
+Knows: the Engine protocol, what verification said, which engines a review can stand on.
+Must not know: recordings, branches, the screen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from kldtui.engines import Capabilities, Engine, EngineInfo
+from kldtui.verify import VerifyResult
+from kldtui.vocab import Vocabulary, compare, from_server
+
+T = TypeVar("T")
+
+_PADDING = re.compile(rb"\[PAD\d*\]")
+"""How converters to GGUF name ids that the model has logits for, and its tokenizer no token."""
+
+
+@dataclass(slots=True)
+class EngineSlot:
+    """A server of this review: `role` is "ref", or the name of the quant it serves."""
+
+    role: str
+    engine: Engine
+    info: EngineInfo | None = None
+    state: str = "waiting"
+    """waiting, connecting, loading, ready, failed"""
+    words: str = ""
+    verified: VerifyResult | None = None
+    dictionary: list[str] | None = None
+    """What its dictionary has other than that of the engine beside it, a line each; None where
+    they were not compared."""
+
+    @property
+    def capabilities(self) -> Capabilities | None:
+        return self.engine.capabilities
+
+    @property
+    def kind(self) -> str:
+        return self.info.kind if self.info is not None else ""
+
+    @property
+    def refusal(self) -> str:
+        """Why no judged branch can stand on this engine; empty where one can."""
+        can = self.capabilities
+        if can is None:
+            return ""
+        why = ""
+        if not can.returns_ids:
+            why = "it does not say which ids it generates"
+        elif not can.exact:
+            why = "it takes text, which may become other ids than those of the recording"
+        return "; ".join([f"no branch can be judged on it: {why}", *can.notes]) if why else ""
+
+    def top_n(self, wanted: int) -> int:
+        """How many candidates to ask for at each token."""
+        limit = self.capabilities.top_n_limit if self.capabilities is not None else None
+        return wanted if limit is None else min(wanted, limit)
+
+    def falls_short(self, wanted: int) -> bool:
+        """Whether it cannot do something that other servers can, and that changes a branch."""
+        can = self.capabilities
+        if can is None:
+            return False
+        able = can.takes_ids and can.streams_probabilities and can.cache_switch
+        return not able or self.top_n(wanted) < wanted
+
+    def limits(self, wanted: int) -> list[str]:
+        """What this server cannot do, and why, a line each; `wanted` candidates are asked for."""
+        can = self.capabilities
+        if can is None:
+            return []
+        lines = list(can.notes)
+        if self.top_n(wanted) < wanted:
+            lines.append(
+                f"it gives at most {can.top_n_limit} candidates for a token; that many are kept, "
+                f"not {wanted}"
+            )
+        if not can.cache_switch and not any("cache" in note for note in can.notes):
+            lines.append("a request cannot keep it from using its cache, which moves last digits")
+        return lines
+
+
+def one_server_each(jobs: Iterable[tuple[EngineSlot, T]]) -> list[list[tuple[EngineSlot, T]]]:
+    """The jobs of each server, in order: those of one server run after each other, since requests
+    that share a batch move each other's last digits."""
+    groups: dict[str, list[tuple[EngineSlot, T]]] = {}
+    for slot, job in jobs:
+        groups.setdefault(slot.engine.url, []).append((slot, job))
+    return list(groups.values())
+
+
+async def compare_dictionaries(
+    a: EngineSlot, b: EngineSlot, on_step: Callable[[str], None] | None = None
+) -> list[str]:
+    """What differs between two connected engines' dictionaries, a line each: n_vocab, and every
+    id's bytes. Both slots keep it. Padding is tolerated. Raises EngineError."""
+    tables = []
+    for slot in (a, b):
+        n_vocab = slot.info.n_vocab if slot.info is not None else None
+        if on_step is not None:
+            on_step(f"asking the {slot.role} engine for its dictionary")
+        tables.append(await _table(slot, n_vocab) if n_vocab else None)
+    lines: list[str] = []
+    one, other = tables
+    if one is None or other is None:
+        silent = [slot.role for slot, table in zip((a, b), tables, strict=True) if table is None]
+        lines.append(f"the {silent[0]} engine does not say how large its dictionary is")
+    else:
+        lines += _sizes(a, one, b, other)
+        lines += compare(one, other)
+    a.dictionary = b.dictionary = lines
+    return lines
+
+
+async def _table(slot: EngineSlot, n_vocab: int) -> Vocabulary:
+    async def pieces(ids: Sequence[int]) -> dict[int, bytes]:
+        found = await slot.engine.pieces(ids)
+        return {id: data for id, data in found.items() if not _PADDING.fullmatch(data)}
+
+    return await from_server(pieces, range(n_vocab), f"the {slot.role} engine", n_vocab=n_vocab)
+
+
+def _sizes(a: EngineSlot, one: Vocabulary, b: EngineSlot, other: Vocabulary) -> Sequence[str]:
+    """Engines that spell no token cannot be compared by bytes; sizes alone may be padding."""
+    lines = []
+    for slot, table in ((a, one), (b, other)):
+        if not table:
+            lines.append(f"the {slot.role} engine does not say what its tokens are spelled")
+    if one.n_vocab != other.n_vocab and lines:
+        lines.append(f"they have {one.n_vocab:,} and {other.n_vocab:,} tokens")
+    return lines

@@ -1,0 +1,211 @@
+"""What branches and their engines are called on screen.
+
+Knows: the session's branches and engines, and the words for them.
+Must not know: widgets, keys' effects, how branches are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kldtui.branching import Arm, Branch, Meeting, Place, is_recorded, meeting
+from kldtui.detail import align
+from kldtui.position import Position
+from kldtui.rows import Invalid, Row, TopRow
+from kldtui.session import Session
+from kldtui.slots import EngineSlot
+from kldtui.ui import marks
+from kldtui.ui.actions import BY_ID, keys_of
+from kldtui.ui.bars import Part
+from kldtui.ui.desk import Desk
+from kldtui.ui.detail_view import Shown
+from kldtui.ui.text import duration
+from kldtui.vocab import safe
+
+STOPS = {
+    "eog": "end of turn",
+    "tool_call": "tool call closed",
+    "loop": "loops",
+    "limit": "limit, + goes on",
+    "context": "context full",
+    "cancelled": "stopped, + goes on",
+    "error": "failed",
+}
+
+
+def branch_detail(
+    session: Session, pair: Mapping[str, Branch | None], side: str, token: int
+) -> Shown:
+    """The top-N of a generated token, beside the other branch's at the same distance."""
+    rows = [_row(session, pair[name], token) for name in ("left", "right")]
+    own = pair[side]
+    stream = own.tokens[token].id if own is not None and token < len(own.tokens) else None
+    detail = align(rows[0], rows[1], stream, 10)
+    codes = [branch.arm.code if branch is not None else "–" for branch in pair.values()]
+    figures: list[Part] = [("· the generated token of the focused branch", marks.DIM)]
+    return detail, f"branch +{token}", figures, (codes[0], codes[1])
+
+
+def _row(session: Session, branch: Branch | None, token: int) -> Row | None:
+    if branch is None or token >= len(branch.tokens):
+        return None
+    if is_recorded(branch):
+        t = branch.position.t + 1 + token
+        return session.ref.row(Position(branch.position.chunk, t))
+    known = dict(branch.tokens[token].top)
+    return TopRow(known, {}, Invalid.NO) if known else None
+
+
+def meeting_of(left: Branch | None, right: Branch | None) -> Meeting | None:
+    """Where the pair parts and meets again."""
+    if left is None or right is None or not left.tokens or not right.tokens:
+        return None
+    return meeting(left, right)
+
+
+def branch_words(
+    session: Session, desk: Desk, branch: Branch, meeting: Meeting | None, side: str
+) -> tuple[str, str]:
+    """Title and status line of a branch pane."""
+    engine = "reference" if branch.arm.engine == "ref" else safe(branch.quant)
+    start = session.vocab.display(branch.start_id).table
+    title = f"{branch.arm.code} {engine} ◂ {start}{_inside(session, branch)}{_doubt(branch)}"
+    elapsed = desk.elapsed(branch)
+    if branch.error:
+        parts = [safe(branch.error)]
+    elif branch.stop is not None:
+        parts = [STOPS.get(branch.stop, branch.stop)]
+    elif desk.queued(branch):
+        parts = ["waits for the other arm of its engine"]
+    else:
+        parts = ["running…" if branch.tokens or not elapsed else "reading the prefix…"]
+    if is_recorded(branch):
+        parts.insert(0, "the recorded stream itself, no server")
+    if side == "right" and meeting is not None:
+        parts.append(_meeting_words(meeting))
+    parts.append(f"{len(branch.tokens)} tokens")
+    if branch.tokens_per_second and branch.stop is not None:
+        parts.append(f"{branch.tokens_per_second:.0f} tok/s")
+    if branch.seconds and branch.stop is not None:
+        parts.append(f"{branch.seconds:.1f} s")
+    elif elapsed is not None and elapsed >= 1:
+        parts.append(duration(elapsed))
+    return title, " · ".join(parts)
+
+
+def _doubt(branch: Branch) -> str:
+    checked = branch.verify or {}
+    if is_recorded(branch):
+        return ""
+    if checked.get("verdict") != "ok":
+        return " ─ NOT VERIFIED"
+    return " ─ other dictionary" if checked.get("dictionary") else ""
+
+
+def _inside(session: Session, branch: Branch) -> str:
+    """Where a branch begins, if inside another one."""
+    if branch.parent is None:
+        return ""
+    quant = session.names.index(branch.quant) if branch.quant in session.names else 0
+    held = session.recall(branch.position, quant).values()
+    outer = next((each for each in held if each.id == branch.parent.branch), None)
+    return f" in {outer.arm.code if outer else 'a branch'} +{branch.parent.offset}"
+
+
+def _meeting_words(meeting: Meeting) -> str:
+    if meeting.parts_at is None:
+        return "no difference so far"
+    words = f"≠ +{meeting.parts_at}"
+    if meeting.meet_a is not None and meeting.meet_b is not None:
+        words += f", meet again +{meeting.meet_a}/+{meeting.meet_b} ({meeting.meet_length})"
+    return words
+
+
+def no_branch_words(session: Session, arm: Arm, place: Place) -> tuple[str, str]:
+    """Title and words of a branch pane without a branch."""
+    side = "reference" if arm.engine == "ref" else "quant"
+    title = f"{arm.code} {side}"
+    root = place.starts.get("ref") != place.starts.get("quant")
+    if not place.has(arm) or (arm.start in ("ref", "quant") and not root):
+        return title, "no root here: . goes to the next one; t branches from the stream token"
+    start = session.vocab.display(place.starts[arm.start]).table
+    slot = session.slot_for(arm.engine, place.quant)
+    if slot is None:
+        return title, f"{start} … no {side} server: c connects one, or start with {_option(arm)}"
+    if slot.state == "failed":
+        return title, f"{slot.role} server: {safe(slot.words)} ─ c or b tries again"
+    if slot.state in ("connecting", "loading"):
+        return title, f"{slot.role} server: {slot.state} {safe(slot.words)}"
+    return title, f"b branches here: {start} …"
+
+
+def _option(arm: Arm) -> str:
+    name = "ref" if arm.engine == "ref" else "quant"
+    return f"--{name}-server URL or --{name}-model FILE"
+
+
+def hint_words(session: Session, position: Position, quant: int) -> str:
+    """The program's guess about a root; never a label."""
+    if not session.names:
+        return ""
+    hint = session.hint(position, quant)
+    return safe(hint.words) if hint is not None else ""
+
+
+def key_entries(
+    judging: bool, busy: bool, keymap: Mapping[str, str]
+) -> Sequence[tuple[str, str, str]]:
+    """The key line: what is most useful now, first."""
+    ids = [
+        "branch",
+        "next-root",
+        "filter",
+        "sort",
+        "goto",
+        "search",
+        "verify",
+        "zoom",
+        "next-pane",
+        "undo",
+        "help",
+        "quit",
+    ]
+    names = {
+        "branch": "branch",
+        "next-root": "next root",
+        "filter": "filter",
+        "sort": "sort",
+        "goto": "go to",
+        "search": "search",
+        "verify": "verify",
+        "zoom": "zoom",
+        "next-pane": "pane",
+        "undo": "undo",
+        "help": "help",
+        "quit": "quit",
+        "back": "back",
+        "longer": "longer",
+        "arms": "other pair",
+        "fourth": "Q·r",
+        "pick": "pick",
+        "note": "note",
+    }
+    if judging:
+        ids = ["back", "longer", "arms", "fourth", "pick", "next-root", "note", "help", "undo"]
+        ids += ["zoom", "next-pane"]
+        names["back"] = "stop" if busy else "back"
+    return [(name, keys_of(BY_ID[name], keymap), names[name]) for name in ids]
+
+
+def engine_lines(slot: EngineSlot, top_n: int) -> list[str]:
+    """What the help says of an engine: who it is, what verification said, what it cannot do."""
+    model = safe(slot.info.model) if slot.info else ""
+    build = safe(slot.info.build) if slot.info else ""
+    said = f" {slot.verified.detail}" if slot.verified else ""
+    state = slot.state if not slot.words else f"{slot.state}, {safe(slot.words)}"
+    kind = f"{slot.kind} " if slot.kind else ""
+    lines = [f"{slot.role} server {kind}{safe(slot.engine.url)}: {state} {model} {build}{said}"]
+    lines += [f"  it cannot do all: {safe(line)}" for line in slot.limits(top_n)]
+    if slot.dictionary:
+        lines += [f"  its dictionary differs: {safe(line)}" for line in slot.dictionary]
+    return lines
