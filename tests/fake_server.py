@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import math
+import random
 import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -75,7 +76,13 @@ class FakeLlama:
     most_running: int = 0
     closed_early: int = 0
     url: str = ""
-    _held: list[int] = field(default_factory=list)
+    drift: float = 0.0
+    """Nats by which numbers move with how the tokens before were computed, alone or in batches"""
+    template: Callable[[dict[str, Any]], str] | None = None
+    """What `/apply-template` makes of a conversation; ValueError is its refusal"""
+    _held: list[tuple[int, int]] = field(default_factory=list)
+    """Tokens, each with the size of the batch in which it was computed"""
+    _computed: int = 0
 
     def bodies(self, path: str = "/completion") -> list[dict[str, Any]]:
         return [body for asked, body, _ in self.requests if asked == path]
@@ -202,6 +209,11 @@ class FakeLlama:
                 "build_info": "b11549-abc",
                 "bos_token": "<s>",
             }
+        if path == "/apply-template" and self.template is not None:
+            try:
+                return 200, {"prompt": self.template(data)}
+            except ValueError as error:
+                return 500, _error(500, f"Jinja: {error}", "server_error")
         if path == "/tokenize":
             return 200, {"tokens": self._tokenize(data)}
         if path == "/detokenize":
@@ -219,9 +231,11 @@ class FakeLlama:
         ids = [BOS] if self.add_bos and data.get("add_special") else []
         specials = {piece: id for id, piece in SPECIAL.items()}
         whole = {piece: id for id, piece in VOCABULARY.items() if piece}
-        if text in specials:
-            return [*ids, specials[text]]
-        return [*ids, whole[text]] if text in whole else [*ids, *text]
+        if text in whole:
+            return [*ids, whole[text]]
+        for part in re.split(b"(" + b"|".join(map(re.escape, specials)) + b")", text):
+            ids += [specials[part]] if part in specials else list(part)
+        return ids
 
     def _complete(self, data: dict[str, Any]) -> tuple[int, Any]:
         n = len(data["prompt"])
@@ -284,7 +298,7 @@ class FakeLlama:
             "truncated": full,
             "tokens_predicted": len(tokens),
             "tokens_evaluated": len(data["prompt"]) + self.evaluates,
-            "timings": {"predicted_per_second": 40.0, "prompt_n": self._computed(data, tokens)},
+            "timings": {"predicted_per_second": 40.0, "prompt_n": self._computed},
             "generation_settings": {
                 "logit_bias": [{"bias": None, "token": id} for id in (0, EOG)]
                 if data.get("ignore_eos") and self.lists_ends
@@ -292,15 +306,25 @@ class FakeLlama:
             },
         }
 
-    def _computed(self, data: dict[str, Any], tokens: list[int]) -> int:
-        """How many tokens of the prompt are not held from the answer before."""
-        prompt, held = data["prompt"], self._held
+    def _take(self, data: dict[str, Any]) -> None:
+        """Compute the prompt, as far as it is not held: in one batch, and its last token alone."""
+        prompt = data["prompt"]
         kept = 0
         if data.get("cache_prompt") and self.keeps_cache:
+            held = [id for id, _ in self._held]
             while kept < min(len(prompt) - 1, len(held)) and prompt[kept] == held[kept]:
                 kept += 1
-        self._held = [*prompt, *tokens[:-1]]
-        return len(prompt) - kept
+        self._computed = len(prompt) - kept
+        batch = [(id, self._computed - 1) for id in prompt[kept:-1]]
+        self._held = [*self._held[:kept], *batch, (prompt[-1], 1)]
+
+    def _drifted(self, top: list[tuple[int, float]]) -> list[tuple[int, float]]:
+        """The list as the way in which what is held was computed moves it."""
+        if not self.drift:
+            return top
+        way = random.Random(repr([batch for _, batch in self._held]))  # noqa: S311
+        moved = [(id, min(0.0, p + self.drift * way.uniform(-1, 1))) for id, p in top]
+        return sorted(moved, key=lambda one: (-one[1], one[0]))
 
     def _next(self, prompt: list[int], again: bool) -> list[tuple[int, float]]:
         """The best list after `prompt`, best first."""
@@ -322,8 +346,11 @@ class FakeLlama:
         allowed = _grammar(data) if self.grammars == "ids" else []
         forced = {id for id, bias in data.get("logit_bias", ()) if bias >= 1e6}
         room = self.n_ctx - len(prompt)
-        for _ in range(min(data["n_predict"], room)):
-            top = self._next(prompt, again)
+        self._take(data)
+        for k in range(min(data["n_predict"], room)):
+            if k:
+                self._held.append((prompt[-1], 1))
+            top = self._drifted(self._next(prompt, again))
             id = next(iter(forced), top[0][0])
             if allowed:
                 id = allowed.pop(0)

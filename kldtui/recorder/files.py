@@ -109,6 +109,18 @@ def engine_fields(info: EngineInfo, settings: Mapping[str, Any]) -> dict[str, An
     }
 
 
+async def settled_top_n(engine: Engine, top_n: int, id: int) -> int:
+    """As many candidates as are asked for, or as the engine gives, which it learns by asking.
+
+    id: any token of the model. Raises EngineError.
+    """
+    limit = engine.capabilities.top_n_limit if engine.capabilities else None
+    if limit is not None and top_n > limit:
+        await engine.next_top([id], top_n)
+        limit = engine.capabilities.top_n_limit if engine.capabilities else None
+    return top_n if limit is None else min(top_n, limit)
+
+
 class Pieces:
     """Stores the text of the ids that occur, a line after each chunk."""
 

@@ -22,7 +22,7 @@ from kldtui.engines.base import Engine, EngineInfo, Finish, Token
 from kldtui.engines.prompting import encoder, renderer, sampler
 from kldtui.errors import ContextExceeded, EngineBroke, EngineError, RecordingError, UnusableEngine
 from kldtui.position import Position
-from kldtui.recorder.files import Pieces, begin_or_go_on, engine_fields, has_all
+from kldtui.recorder.files import Pieces, begin_or_go_on, engine_fields, has_all, settled_top_n
 from kldtui.recorder.progress import Meter, Progress
 from kldtui.recorder.prompts import Prompt
 from kldtui.recordings.run_writer import RunWriter
@@ -87,11 +87,10 @@ class RolloutJob:
         _check(engine, info, prompts, ids, size)
         if sampling is not None:
             sampler(engine)
-        limit = engine.capabilities.top_n_limit if engine.capabilities else None
         self._engine, self._prompts, self._ids, self._path = engine, prompts, ids, path
         self._n, self._sampling = n, sampling
         self._repeat = sampling.repeat if sampling is not None else 1
-        self._top_n = top_n if limit is None else min(top_n, limit)
+        self._top_n = top_n
         self._tools = _distinct(prompt.tools for prompt in prompts)
         digest = hashlib.sha256(json.dumps([list(one) for one in ids]).encode()).hexdigest()
         fields: dict[str, Any] = {"asked": {"prompts": digest, "n": n}}
@@ -108,7 +107,6 @@ class RolloutJob:
             "n_vocab": size,
             "n_chunk": len(ids) * self._repeat,
             "n_positions": None,
-            "top_n": self._top_n,
             "engine": engine_fields(info, settings),
             "add_bos": False,
             "bos_id": info.bos_id,
@@ -123,7 +121,8 @@ class RolloutJob:
         fails: what was recorded stays, and running it again goes on from there.
         """
         total = len(self._ids) * self._repeat
-        with begin_or_go_on(self._path, **self._header) as writer:
+        self._top_n = await settled_top_n(self._engine, self._top_n, int(self._ids[0][0]))
+        with begin_or_go_on(self._path, top_n=self._top_n, **self._header) as writer:
             pieces = Pieces(self._engine, writer)
             pieces.recall()
             whole = max(0, writer.n_chunk - 1)

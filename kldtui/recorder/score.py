@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from kldtui.engines.base import Engine, EngineInfo
-from kldtui.engines.scoring import AnyScorer, Scored, most_at_once, score, scorer
+from kldtui.engines.scoring import AnyScorer, Scored, Scorer, most_at_once, score, scorer
 from kldtui.errors import ContextExceeded, EngineError, RecordingError, UnusableEngine
 from kldtui.position import Position
-from kldtui.recorder.files import Pieces, begin_or_go_on, engine_fields, has_all
+from kldtui.recorder.files import Pieces, begin_or_go_on, engine_fields, has_all, settled_top_n
 from kldtui.recorder.progress import Meter, Progress
 from kldtui.recorder.stream import Stream, ToScore, stretches
 from kldtui.recordings.run_writer import RunWriter
@@ -55,9 +55,8 @@ class ScoreJob:
             raise EngineError(f"{engine.url}: not connected yet")
         self._engine, self._stream, self._path = engine, stream, path
         self._by = scorer(engine)
-        _check(engine, engine.info, stream)
-        limit = engine.capabilities.top_n_limit if engine.capabilities else None
-        self.top_n = top_n if limit is None else min(top_n, limit)
+        _check(engine, engine.info, stream, self._by)
+        self._top_n = top_n
         self._add_bos, self._bos_id = add_bos, bos_id
         self._header: dict[str, Any] = {
             "kind": "teacher_forced",
@@ -65,7 +64,6 @@ class ScoreJob:
             "n_vocab": stream.n_vocab,
             "n_chunk": stream.n_chunk,
             "n_positions": stream.n_positions,
-            "top_n": self.top_n,
             "engine": engine_fields(engine.info, engine.settings),
             "add_bos": add_bos,
             "bos_id": bos_id,
@@ -84,7 +82,9 @@ class ScoreJob:
         Raises RecordingError for a file that was begun otherwise, EngineError where the engine
         fails: what was recorded stays, and running it again goes on from there.
         """
-        with begin_or_go_on(self._path, **self._header) as writer:
+        any_id = int(self._stream.chunk(0).tokens[0]) if self._stream.n_chunk else 0
+        self._top_n = await settled_top_n(self._engine, self._top_n, any_id)
+        with begin_or_go_on(self._path, top_n=self._top_n, **self._header) as writer:
             pieces = Pieces(self._engine, writer)
             pieces.recall()
             meter = Meter(0, self._stream.n_positions)
@@ -133,7 +133,7 @@ class ScoreJob:
                     prefix,
                     chunk.tokens[start:stop].tolist(),
                     [wanted.get(t) for t in range(start, stop)],
-                    self.top_n,
+                    self._top_n,
                     seen,
                 )
                 for t in ts:
@@ -144,16 +144,17 @@ class ScoreJob:
         return done
 
 
-def _check(engine: Engine, info: EngineInfo, stream: Stream) -> None:
+def _check(engine: Engine, info: EngineInfo, stream: Stream, by: AnyScorer) -> None:
     if info.n_vocab is not None and info.n_vocab != stream.n_vocab:
         raise UnusableEngine(
             f"{engine.url}: its model has {info.n_vocab} tokens, the stream's had "
             f"{stream.n_vocab}: it is no quant of that model"
         )
-    if info.n_ctx is not None and info.n_ctx < stream.longest:
+    needed = stream.longest + isinstance(by, Scorer)  # which generates a token besides
+    if info.n_ctx is not None and info.n_ctx < needed:
         raise ContextExceeded(
-            f"{engine.url}: its context has {info.n_ctx} tokens, and the longest chunk "
-            f"{stream.longest}; start it with -c {stream.longest} or more"
+            f"{engine.url}: its context has {info.n_ctx} tokens, and {needed} are needed; start "
+            "it with a larger one"
         )
 
 

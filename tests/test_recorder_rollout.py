@@ -1,0 +1,374 @@
+"""`record rollout`: what a model says by itself, a reference; and two models' own rollouts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kldtui.branching import Branch
+from kldtui.engines.llama_server import LlamaServer
+from kldtui.engines.vllm import VllmServer
+from kldtui.errors import (
+    ContextExceeded,
+    EngineBroke,
+    EngineError,
+    RecordingError,
+    StreamMismatch,
+    UnusableEngine,
+)
+from kldtui.position import Position
+from kldtui.recorder.free import branches_from_rollouts, first_divergences
+from kldtui.recorder.prompts import Prompt, PromptFileError, read_prompts
+from kldtui.recorder.rollout import RolloutJob, Sampling, prompt_ids
+from kldtui.recordings import open_quant, open_recording
+from kldtui.recordings.own_rollout import OwnRollouts
+from kldtui.recordings.run import RunRecording, open_run
+from kldtui.rows import TopRow
+from kldtui.vocab import NONE
+from tests import tiny_model
+from tests.builders_engines import model
+from tests.builders_recorder import CREATED, N_VOCAB, chatml, said
+from tests.fake_server import EOG, FakeLlama
+from tests.fake_vllm import FakeVllm
+
+LETTERS = model(1, N_VOCAB)
+PROMPTS = [Prompt(1, text="What is"), Prompt(2, ids=(97, 98, 99)), Prompt(4, text="Once")]
+
+
+def teller(others: Mapping[int, int] | None = None, ends_at: int = 14) -> Any:
+    """Says letters, a cut character now and then, and its end after so many tokens in all.
+
+    others: first token of a prompt -> at which length it says something else.
+    """
+
+    def answer(prompt: list[int]) -> list[tuple[int, float]]:
+        length = len(prompt)
+        letter = 97 + (7 * length + prompt[0]) % 13
+        best = 301 if length % 6 == 5 else 0x8E if prompt[-1] == 301 else letter
+        if length >= ends_at:
+            best = EOG
+        if (others or {}).get(prompt[0]) == length:
+            best = letter + 1
+        logp = LETTERS(prompt) - 3.0
+        logp[best] = -0.2
+        order = np.argsort(-logp, kind="stable")
+        return [(int(id), float(logp[id])) for id in order]
+
+    return answer
+
+
+def server(**more: Any) -> FakeLlama:
+    settings: dict[str, Any] = {"next_top": teller(), "n_ctx": 64, "drift": 0.05, **more}
+    return FakeLlama(**settings)
+
+
+async def roll(
+    fake: FakeLlama | FakeVllm,
+    path: Path,
+    prompts: list[Prompt] = PROMPTS,
+    *,
+    n: int = 10,
+    **more: Any,
+) -> int:
+    engine = LlamaServer(fake.url) if isinstance(fake, FakeLlama) else VllmServer(fake.url)
+    await engine.connect()
+    try:
+        ids = await prompt_ids(engine, prompts)
+        job = RolloutJob(engine, prompts, ids, path, n=n, top_n=4, created=CREATED, **more)
+        last = await job.run()
+    finally:
+        await engine.close()
+    return last.done - last.before
+
+
+def generated(run: RunRecording, chunk: int) -> list[int]:
+    ids: list[int] = run.tokens(chunk).tolist()
+    return ids[run.prompt_length(chunk) :]
+
+
+# ── what is recorded ─────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_rollout_is_the_prompt_and_what_the_model_said_by_itself(tmp_path: Path) -> None:
+    async with server() as fake:
+        assert await roll(fake, tmp_path / "r.run") == 3
+    run = open_run(tmp_path / "r.run")
+    assert run.kind == "rollout"
+    prompts = [[*b"What is"], [97, 98, 99], [*b"Once"]]
+    for chunk, prompt in enumerate(prompts):
+        ids = run.tokens(chunk).tolist()
+        assert ids[: len(prompt)] == prompt
+        assert run.prompt_length(chunk) == len(prompt)
+        told = run.chunk_fields(chunk)
+        assert told["turns"] == [[len(prompt), len(ids)]]
+        assert told["source"] == {"line": PROMPTS[chunk].line}
+        assert told["stop"] == ("eog" if ids[-1] == EOG else "limit")
+        assert run.scored(chunk).tolist() == list(range(len(prompt), len(ids)))
+        for t in range(len(prompt), len(ids)):
+            row = run.row(Position(chunk, t))
+            assert isinstance(row, TopRow)
+            assert row.top(1)[0][0] == ids[t], "greedy: each token is the most likely one"
+            assert len(row.known) == 4
+    assert {run.chunk_fields(chunk)["stop"] for chunk in range(3)} == {"eog", "limit"}
+    assert any(301 in generated(run, chunk)[:-1] for chunk in range(3)), "no cut character in it"
+    assert run.header["n_ctx"] == len(prompts[0]) + 10
+    assert "sampling" not in run.header
+    run.close()
+
+
+async def test_messages_are_rendered_by_the_servers_own_template(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    conversation = {"messages": [said("user", "hi")], "tools": tools}
+    async with server(template=chatml) as fake:
+        await roll(fake, tmp_path / "r.run", [Prompt(1, conversation=conversation), PROMPTS[1]])
+    run = open_run(tmp_path / "r.run")
+    prompt = run.tokens(0)[: run.prompt_length(0)].tolist()
+    assert prompt == [1, *b"tools 1", 2, 10, 1, *b"user\nhi", 2, 10, 1, *b"assistant\n"]
+    assert run.header["tools"] == [tools]
+    assert run.chunk_fields(0)["tools"] == 0
+    assert "tools" not in run.chunk_fields(1)
+    run.close()
+
+
+async def test_a_model_with_bos_has_it_in_a_texts_prompt_and_not_in_ids(tmp_path: Path) -> None:
+    async with server(add_bos=True) as fake:
+        await roll(fake, tmp_path / "r.run")
+    run = open_run(tmp_path / "r.run")
+    assert run.tokens(0)[:2].tolist() == [1, ord("W")]
+    assert run.tokens(1)[0] == 97
+    assert run.header["bos"]["rule"] == "none", "it is a token of the chunk, nothing replaces it"
+    run.close()
+
+
+async def test_drawn_rollouts_are_kept_apart(tmp_path: Path) -> None:
+    async with server() as fake:
+        drawn = Sampling(0.8, seed=7, repeat=2)
+        assert await roll(fake, tmp_path / "r.run", sampling=drawn) == 6
+        asked = [body for body in fake.bodies() if body.get("stream")]
+    run = open_run(tmp_path / "r.run")
+    assert run.header["sampling"] == {"temperature": 0.8, "seed": 7, "repeat": 2}
+    told = [run.chunk_fields(chunk) for chunk in range(6)]
+    assert [(one["source"]["line"], one["sample"], one["seed"]) for one in told] == [
+        (1, 0, 7),
+        (1, 1, 8),
+        (2, 0, 7),
+        (2, 1, 8),
+        (4, 0, 7),
+        (4, 1, 8),
+    ]
+    assert [body["seed"] for body in asked] == [7, 8] * 3
+    assert all(body["samplers"] == ["temperature"] for body in asked)
+    assert all(body["temperature"] == 0.8 and "top_k" not in body for body in asked)
+    run.close()
+
+
+# ── going on ─────────────────────────────────────────────────────────────────────────────────
+
+
+@given(st.floats(0, 1))
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+async def test_cut_anywhere_and_gone_on_with_it_is_the_same_file(
+    tmp_path: Path, where: float
+) -> None:
+    whole, cut = tmp_path / "whole.run", tmp_path / "cut.run"
+    async with server() as fake:
+        if not whole.exists():
+            await roll(fake, whole)
+        data = whole.read_bytes()
+        kept = int(where * len(data))
+        cut.write_bytes(data[:kept])
+        if 0 < kept < data.index(b"\n") + 1:
+            return
+        await roll(fake, cut)
+    assert cut.read_bytes() == data
+
+
+async def test_a_server_that_dies_leaves_whole_rollouts(tmp_path: Path) -> None:
+    async with server() as fake:
+        await roll(fake, tmp_path / "whole.run")
+    path = tmp_path / "r.run"
+    async with server(dies_after=8) as fake:
+        with pytest.raises(EngineBroke):
+            await roll(fake, path)
+    run = open_run(path)
+    assert all(run.chunk_fields(chunk)["stop"] == "eog" for chunk in range(run.shape.n_chunk))
+    assert run.shape.n_chunk < 3
+    run.close()
+    async with server() as fake:
+        await roll(fake, path)
+    assert path.read_bytes() == (tmp_path / "whole.run").read_bytes()
+
+
+async def test_a_server_that_goes_on_otherwise_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "r.run"
+    async with server() as fake:
+        await roll(fake, path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    last = max(k for k, line in enumerate(lines) if b'"tokens"' in line)
+    path.write_bytes(b"".join(lines[: last + 2]))
+    async with server(next_top=teller({ord("O"): 6})) as fake:
+        with pytest.raises(RecordingError, match="goes on otherwise from the prompt of line 4"):
+            await roll(fake, path)
+
+
+async def test_other_prompts_are_not_gone_on_with(tmp_path: Path) -> None:
+    async with server() as fake:
+        await roll(fake, tmp_path / "r.run")
+        with pytest.raises(RecordingError, match=r"its asked\.prompts is"):
+            await roll(fake, tmp_path / "r.run", [PROMPTS[0], PROMPTS[2], PROMPTS[1]])
+
+
+# ── what cannot be ───────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_prompt_that_does_not_fit_is_named_by_its_line(tmp_path: Path) -> None:
+    async with server(n_ctx=6) as fake:
+        with pytest.raises(ContextExceeded, match="prompt of line 1 has 7 tokens, its context 6"):
+            await roll(fake, tmp_path / "r.run")
+    async with server() as fake:
+        with pytest.raises(EngineError, match="line 2 has id 306"):
+            await roll(fake, tmp_path / "r.run", [PROMPTS[0], Prompt(2, ids=(97, 306))])
+
+
+async def test_what_vllm_does_not_say_is_asked_of_the_user(tmp_path: Path) -> None:
+    prompts = [Prompt(1, ids=tuple(tiny_model.encode("Hello")))]
+    async with FakeVllm() as fake:
+        with pytest.raises(UnusableEngine, match="--n-vocab N"):
+            await roll(fake, tmp_path / "r.run", prompts)
+        await roll(fake, tmp_path / "r.run", prompts, n_vocab=tiny_model.N_VOCAB)
+        with pytest.raises(UnusableEngine, match="messages; llama-server can"):
+            await roll(fake, tmp_path / "m.run", [Prompt(1, conversation={"messages": []})])
+    run = open_run(tmp_path / "r.run")
+    assert len(generated(run, 0)) > 1
+    run.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("one\n\n  two \n", [(1, "one"), (3, "  two ")]),
+        ('{"prompt": "a\\nb"}\n"c"\n', [(1, "a\nb"), (2, "c")]),
+        ('\n{"tokens": [1, 2]}\n{"prompt": [3]}', [(2, (1, 2)), (3, (3,))]),
+    ],
+)
+def test_prompts_are_lines_of_text_or_json(tmp_path: Path, text: str, want: list[Any]) -> None:
+    path = tmp_path / "prompts"
+    path.write_text(text)
+    found = read_prompts(path)
+    assert [(one.line, one.text if one.ids is None else one.ids) for one in found] == want
+
+
+def test_messages_take_along_what_the_template_needs_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "prompts"
+    line = {
+        "messages": [said("user", "hi")],
+        "tools": [{"a": 1}],
+        "chat_template_kwargs": {"enable_thinking": False},
+        "temperature": 0.7,
+    }
+    path.write_text(json.dumps(line))
+    conversation = read_prompts(path)[0].conversation
+    assert conversation == {name: line[name] for name in list(line)[:3]}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "has no prompts"),
+        ('{"prompt": "a"}\nb', "line 2: is no JSON"),
+        ('{"text": "a"}', "line 1: has no prompt"),
+        ('{"tokens": [1, "2"]}', "line 1: its tokens are no list of token ids"),
+        ('{"prompt": "a"}\n[1]', "line 2: is neither an object nor a text"),
+    ],
+)
+def test_what_is_wrong_with_prompts_names_the_line(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "prompts"
+    path.write_text(text)
+    with pytest.raises(PromptFileError, match=words):
+        read_prompts(path)
+
+
+# ── two models' own rollouts ─────────────────────────────────────────────────────────────────
+
+
+async def own_pair(folder: Path) -> tuple[Path, Path]:
+    """They part 3 tokens on from the first prompt, and at the first token from the third."""
+    async with server() as fake:
+        await roll(fake, folder / "ref.run")
+    async with server(next_top=teller({ord("W"): 10, ord("O"): 4})) as fake:
+        await roll(fake, folder / "quant.run", n=12)
+    return folder / "ref.run", folder / "quant.run"
+
+
+async def test_rollouts_of_the_same_prompts_part_where_the_models_do(tmp_path: Path) -> None:
+    ref, quant = (open_run(path) for path in await own_pair(tmp_path))
+    found = dict(first_divergences(ref, quant))
+    assert found[0] == 3
+    assert found[2] == 0
+    for chunk in range(3):
+        mine, theirs = generated(ref, chunk), generated(quant, chunk)
+        agreed = next(
+            (k for k, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), None
+        )
+        assert agreed is None or found[chunk] == agreed
+    ref.close()
+    quant.close()
+
+
+async def test_they_open_as_recorded_branches_at_their_root(tmp_path: Path) -> None:
+    ref, quant = (open_run(path) for path in await own_pair(tmp_path))
+    branches = branches_from_rollouts(ref, quant, "q4")
+    at = {(branch.position, branch.arm.code): branch for branch in branches}
+    root = Position(0, len(b"What is") + 3)
+    mine, theirs = at[root, "R·r"], at[root, "Q·q"]
+    assert mine.prefix_ids == theirs.prefix_ids == ref.tokens(0)[: root.t].tolist()
+    assert mine.start_id != theirs.start_id
+    for branch, run in ((mine, ref), (theirs, quant)):
+        assert [branch.start_id, *branch.ids] == run.tokens(0)[root.t :].tolist()
+        assert branch.stop == run.chunk_fields(0)["stop"]
+        assert branch.complete == (branch.stop == "eog")
+        assert all(token.top[0][0] == token.id for token in branch.tokens)
+        assert branch.engine["model"] == "/models/fake-q4.gguf"
+        assert Branch.from_json(branch.to_json()) == branch
+    ref.close()
+    quant.close()
+
+
+async def test_as_a_quant_they_are_compared_up_to_where_they_part(tmp_path: Path) -> None:
+    first, second = await own_pair(tmp_path)
+    ref = open_recording(first)
+    quant = open_quant(second, ref, lambda: NONE)
+    assert isinstance(quant, OwnRollouts)
+    assert quant.shape == ref.shape
+    assert "compared up to there" in quant.problems[-1]
+    start = len(b"What is")
+    assert quant.scored(0).tolist() == list(range(start, start + 4))
+    assert quant.tokens(0).tolist() == ref.tokens(0).tolist()
+    rows = quant.rows(0, 0, 4)
+    assert rows.stream_ids.tolist() == ref.tokens(0)[start : start + 4].tolist()
+    assert (rows.ids[:3, 0] == rows.stream_ids[:3]).all()
+    assert rows.ids[3, 0] != rows.stream_ids[3]
+    assert quant.row(Position(0, start + 4)) is None
+    whole = quant.scored(1)
+    assert whole.tolist() == ref.scored(1).tolist()
+    quant.close()
+    ref.close()
+
+
+async def test_rollouts_of_other_prompts_are_refused(tmp_path: Path) -> None:
+    first, _ = await own_pair(tmp_path)
+    async with server() as fake:
+        await roll(fake, tmp_path / "other.run", [Prompt(1, text="Else")])
+    ref = open_recording(first)
+    with pytest.raises(StreamMismatch, match="no prompt is in both"):
+        open_quant(tmp_path / "other.run", ref, lambda: NONE)
+    ref.close()
