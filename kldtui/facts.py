@@ -118,8 +118,11 @@ def is_rollout(index: Index) -> bool | None:
 
     It is one where every scored stream token is among the reference's best.
     """
-    state = index.ref["state"]
+    state, rank = index.ref["state"], index.ref["stream_rank"]
     scored = state == State.SCORED
-    if bool(np.any(index.ref["stream_rank"][scored] > 1)):
+    # Once all of an entry stands, no rank means that the token is not even in the list.
+    ranked = scored & ((rank > 0) | (index.ref["rest"] != 0))
+    if bool(np.any(rank[ranked] != 1)):
         return False
-    return True if scored.any() and not np.any(state == State.PENDING) else None
+    settled = scored.any() and not np.any(state == State.PENDING)
+    return True if settled and np.array_equal(ranked, scored) else None

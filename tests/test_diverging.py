@@ -95,6 +95,15 @@ def test_on_other_text_flips_are_called_flips(tmp_path: Path) -> None:
     assert "First flip: median 2" in text
 
 
+def test_a_stream_token_outside_the_list_is_not_the_references_best(tmp_path: Path) -> None:
+    path = tmp_path / "ref.gguf-run"
+    with RunWriter.create(path, n_ctx=4, n_vocab=16) as writer:
+        writer.chunk([0, 1, 2, 3], prompt_length=1)
+        for t, best in ((1, 1), (2, 2), (3, 9)):
+            writer.position(Position(0, t), [(best, -0.1), (15, -3.0)])
+    assert stats(path, "--quant", path)["rollout"] is False
+
+
 def test_an_invalid_position_ends_what_is_known_of_a_run(tmp_path: Path) -> None:
     ref, quant = rollout_pair(tmp_path, ["...x.", "x....", "....."])
     data = bytearray(quant.read_bytes())

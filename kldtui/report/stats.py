@@ -389,5 +389,5 @@ def _clamp(pair: NDArray[Any]) -> Clamp:
     )
 
 
-def _has(columns: NDArray[Any], flag: Bound) -> NDArray[np.bool_]:
+def _has(columns: Any, flag: Bound) -> NDArray[np.bool_]:
     return np.asarray((columns["bounds"] & np.uint8(flag)) != 0)
