@@ -70,7 +70,7 @@ class Answer:
     line: where in the file. n_prompt: None where it is not said.
     prompt: the ids, None for one that is not known; None as a whole where there are none.
     prompt_text: as text, where the file has it. scored: what was said of prompt tokens, by t.
-    output: of each generated token. greedy: False where the file says that it was sampled.
+    output: of each generated token.
     """
 
     line: int
