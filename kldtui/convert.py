@@ -135,6 +135,9 @@ class Conversion:
         """Whether the run was begun. Raises RecordingError if something else is there."""
         if not self._out.exists():
             return False
+        if self._out.is_file() and not self._out.stat().st_size:
+            self._out.unlink()  # stopped before its first line
+            return False
         with closing(open_run(self._out)) as held:
             theirs = held.header
         mine = self._header() | self._fields()

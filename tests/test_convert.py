@@ -439,6 +439,13 @@ def _readable(path: Path) -> bool:
     return True
 
 
+def test_a_run_that_was_stopped_before_its_first_line_is_begun(
+    tmp_path: Path, pair: tuple[Recording, Recording]
+) -> None:
+    (tmp_path / "q").touch()
+    assert converted(pair[1], tmp_path / "q").whole
+
+
 def test_another_recording_is_not_gone_on_with(
     tmp_path: Path, pair: tuple[Recording, Recording]
 ) -> None:
@@ -492,7 +499,8 @@ def test_interrupted_on_the_command_line_it_says_how_to_go_on(tmp_path: Path) ->
         writer.write(data[:-600])
         writer.flush()
         deadline = time.monotonic() + 20
-        while not (tmp_path / "q").exists() and time.monotonic() < deadline:
+        out = tmp_path / "q"
+        while not (out.exists() and out.stat().st_size) and time.monotonic() < deadline:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=20)
