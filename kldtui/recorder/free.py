@@ -12,7 +12,7 @@ from typing import Any
 from kldtui.branching import QQ, RR, Arm, Branch, Stop
 from kldtui.engines.base import Token
 from kldtui.position import Position
-from kldtui.recordings.own_rollout import Pair, pair_rollouts
+from kldtui.recordings.own_rollout import OwnRollouts, Pair, pair_rollouts
 from kldtui.recordings.run import RunRecording
 from kldtui.rows import TopRow
 
@@ -36,6 +36,19 @@ def branches_from_rollouts(
         out.append(_branch(ref, pair.ref, pair, RR, name, top))
         out.append(_branch(quant, pair.quant, pair, QQ, name, top))
     return out
+
+
+def own_branch(recording: object, position: Position, name: str) -> Branch | None:
+    """Q·q at a place where a quant's own rollout parts from the reference's; None elsewhere, and
+    of any other recording. Raises RecordingChanged and DamagedRecording."""
+    if not isinstance(recording, OwnRollouts):
+        return None
+    pair = recording.pairs.get(position.chunk)
+    if pair is None or pair.parts_at != position.t:
+        return None
+    if pair.parts_at >= recording.run.tokens(pair.quant).size:
+        return None
+    return _branch(recording.run, pair.quant, pair, QQ, name, True)
 
 
 def _branch(run: RunRecording, chunk: int, pair: Pair, arm: Arm, name: str, top: bool) -> Branch:
