@@ -7,6 +7,7 @@ Must not know: how a list is drawn, or where labels are kept.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from kldtui.errors import KldtuiError
 from kldtui.index import Index, Kind, State
+from kldtui.labels import BY_KEY
 from kldtui.roots import RootQuery, Thresholds, flips_at, select
 
 Order = Literal["position", "cost", "kld", "margin", "queue"]
@@ -30,6 +32,8 @@ HELP = (
 )
 
 _COMPARISON = re.compile(r"\b(cost|kld)\s*>=?\s*(\S+)", re.IGNORECASE)
+
+_COMPARED = re.compile(r"(cost|kld|margin)[<>=]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,8 @@ def parse_filter(text: str, quants: tuple[str, ...] = ()) -> Filter:
         elif low in ("labelled", "unlabelled"):
             out = dataclasses.replace(out, label=low)
         elif low.startswith("label:"):
+            if low[6:] not in BY_KEY:
+                raise KldtuiError(f"filter: {word!r} is no class; write label:1 to label:7")
             out = dataclasses.replace(out, label=low[6:])
         elif low.startswith("chunk:"):
             digits = low[6:].removeprefix("c")
@@ -92,15 +98,24 @@ def parse_filter(text: str, quants: tuple[str, ...] = ()) -> Filter:
                 raise KldtuiError(f"filter: no quant {word[6:]!r}; there are {', '.join(quants)}")
             out = dataclasses.replace(out, quant=word[6:])
         elif match := _COMPARISON.fullmatch(low):
-            try:
-                value = float(match[2])
-            except ValueError:
-                raise KldtuiError(f"filter: {match[2]!r} is not a number of nats") from None
+            value = _nats(match[2])
             name = "min_cost" if match[1] == "cost" else "min_kld"
             out = dataclasses.replace(out, **{name: value})  # type: ignore[arg-type]
+        elif _COMPARED.match(low):
+            raise KldtuiError(f"filter: cannot use {word!r}; write cost>0.3 or kld>0.1 (nats)")
         else:
             rest.append(word)
     return dataclasses.replace(out, text=" ".join(rest))
+
+
+def _nats(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise KldtuiError(f"filter: {text!r} is not a number of nats")
+    return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,10 +132,11 @@ def demo(labels: Path | None) -> None:
 
 def _config() -> Config:
     """The settings, their keys checked against the actions there are. Raises ConfigError."""
-    from kldtui.ui.actions import BY_ID
+    from kldtui.ui.actions import BY_ID, check_clashes
 
     config = load_config()
     config.check_keys(BY_ID)
+    check_clashes(config.keys)
     return config
 
 

@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from textual.binding import Binding
+from textual.keys import _character_to_key
+
+from kldtui.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +222,20 @@ def bindings() -> list[Binding]:
         )
         for action in ACTIONS
     ]
+
+
+def check_clashes(keymap: Mapping[str, str]) -> None:
+    """Raises ConfigError if a changed key is one that another action has."""
+    owner: dict[str, str] = {}
+    for action in ACTIONS:
+        for key in keymap.get(action.id, action.keys).split(","):
+            name = _character_to_key(key) if len(key) == 1 else key
+            first = owner.setdefault(name, action.id)
+            if first != action.id and (first in keymap or action.id in keymap):
+                raise ConfigError(
+                    f"config: [keys] gives {key!r} to both {first!r} and {action.id!r}; "
+                    "change one of them"
+                )
 
 
 def keys_of(action: Action, keymap: Mapping[str, str] | None = None) -> str:

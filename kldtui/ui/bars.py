@@ -16,13 +16,15 @@ from rich.style import Style
 from textual import events
 from textual.message import Message
 from textual.strip import Strip
+from textual.timer import Timer
 from textual.widget import Widget
 
-from kldtui.labels import TAXONOMY
+from kldtui.labels import TAXONOMY, LabelClass
 from kldtui.ui import marks
 from kldtui.ui.text import fit
 
 Part = tuple[str, Style]
+TOLD_SECONDS = 5.0
 _DENSITY = " ▁▂▃▄▅▆▇█"
 
 
@@ -77,6 +79,20 @@ class KeyBar(Widget):
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id)
         self._entries: Sequence[tuple[str, str, str]] = ()
+        self._told = ""
+        self._timer: Timer | None = None
+
+    def tell(self, text: str) -> None:
+        """Say something in place of the keys, for some seconds."""
+        self._told = text
+        self.refresh()
+        if self._timer is not None:
+            self._timer.stop()
+        self._timer = self.set_timer(TOLD_SECONDS, self._forget)
+
+    def _forget(self) -> None:
+        self._told = ""
+        self.refresh()
 
     def show(self, entries: Sequence[tuple[str, str, str]]) -> None:
         """(action id, keys, words) each, the most useful first."""
@@ -95,6 +111,10 @@ class KeyBar(Widget):
 
     def render_line(self, y: int) -> Strip:
         segments = [Segment(" ")]
+        if self._told:
+            segments.append(Segment(fit(self._told, max(0, self.size.width - 2)), marks.TITLE))
+            strip = Strip(segments).adjust_cell_length(self.size.width, self.rich_style)
+            return strip.apply_style(self.rich_style)
         for _, keys, words in self._fitting():
             segments += [Segment(keys, marks.QUANT), Segment(f" {words}  ")]
         strip = Strip(segments).adjust_cell_length(self.size.width, self.rich_style)
@@ -179,24 +199,33 @@ class ClassesPanel(Widget):
     def render_line(self, y: int) -> Strip:
         width = self.content_size.width
         segments: list[Segment] = []
-        if y < len(TAXONOMY):
-            entry = TAXONOMY[y]
-            chosen = entry.key == self._current
-            style = marks.GOOD + marks.TITLE if chosen else marks.PLAIN
-            segments = [
-                Segment("▸" if chosen else " ", marks.GOOD),
-                Segment(f"{entry.key} ", marks.QUANT),
-                Segment(f"{entry.name}  ", style),
-            ]
-            used = sum(cell_len(segment.text) for segment in segments)
-            segments.append(Segment(fit(entry.definition, max(0, width - used)), marks.DIM))
-        elif y == len(TAXONOMY) and self._hint:
-            segments = [Segment(fit(f" hint: {self._hint}", width), marks.NEAR_STYLE)]
+        lines = self.content_size.height
+        each = max(1, -(-len(TAXONOMY) // max(1, lines)))
+        for entry in TAXONOMY[y * each : (y + 1) * each]:
+            segments += self._entry(entry, width // each, with_definition=each == 1)
         return (
             Strip(segments).adjust_cell_length(width, self.rich_style).apply_style(self.rich_style)
         )
 
+    def _entry(self, entry: LabelClass, width: int, *, with_definition: bool) -> list[Segment]:
+        """A class in `width` cells; the program's guess stands in place of its definition."""
+        chosen = entry.key == self._current
+        style = marks.GOOD + marks.TITLE if chosen else marks.PLAIN
+        name = fit(entry.name, max(0, width - 4)) if not with_definition else entry.name
+        segments = [
+            Segment("▸" if chosen else " ", marks.GOOD),
+            Segment(f"{entry.key} ", marks.QUANT),
+            Segment(f"{name} ", style),
+        ]
+        if with_definition:
+            hinted = self._hint if entry.id == "malformed_tool_call" else ""
+            words = f"hint: {hinted}" if hinted else entry.definition
+            used = sum(cell_len(segment.text) for segment in segments) + 1
+            style = marks.QUIET if hinted else marks.DIM
+            segments.append(Segment(" " + fit(words, max(0, width - used)), style))
+        return segments
+
     def on_click(self, event: events.Click) -> None:
         offset = event.get_content_offset(self)
-        if offset is not None and offset.y < len(TAXONOMY):
+        if offset is not None and self.content_size.height >= len(TAXONOMY) > offset.y:
             self.post_message(self.Chosen(TAXONOMY[offset.y].key))

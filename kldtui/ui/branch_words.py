@@ -156,23 +156,10 @@ def key_entries(
     judging: bool, busy: bool, keymap: Mapping[str, str]
 ) -> Sequence[tuple[str, str, str]]:
     """The key line: what is most useful now, first."""
-    ids = [
-        "branch",
-        "next-root",
-        "filter",
-        "sort",
-        "goto",
-        "search",
-        "verify",
-        "zoom",
-        "next-pane",
-        "undo",
-        "help",
-        "quit",
-    ]
-    names = {
+    shown = {
         "branch": "branch",
         "next-root": "next root",
+        "help": "help",
         "filter": "filter",
         "sort": "sort",
         "goto": "go to",
@@ -181,20 +168,23 @@ def key_entries(
         "zoom": "zoom",
         "next-pane": "pane",
         "undo": "undo",
-        "help": "help",
         "quit": "quit",
-        "back": "back",
-        "longer": "longer",
-        "arms": "other pair",
-        "fourth": "Q·r",
-        "pick": "pick",
-        "note": "note",
     }
     if judging:
-        ids = ["back", "longer", "arms", "fourth", "pick", "next-root", "note", "help", "undo"]
-        ids += ["zoom", "next-pane"]
-        names["back"] = "stop" if busy else "back"
-    return [(name, keys_of(BY_ID[name], keymap), names[name]) for name in ids]
+        shown = {
+            "back": "stop" if busy else "back",
+            "longer": "longer",
+            "arms": "other pair",
+            "next-root": "next root",
+            "help": "help",
+            "fourth": "Q·r",
+            "pick": "pick",
+            "note": "note",
+            "undo": "undo",
+            "zoom": "zoom",
+            "next-pane": "pane",
+        }
+    return [(name, keys_of(BY_ID[name], keymap), words) for name, words in shown.items()]
 
 
 def engine_lines(slot: EngineSlot, top_n: int) -> list[str]:

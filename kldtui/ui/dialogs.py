@@ -106,7 +106,8 @@ class Help(ModalScreen[None]):
             for action in ACTIONS:
                 if action.group == group and action.help:
                     text.append(f"  {keys_of(action, self._keymap):<12}", marks.QUANT)
-                    text.append(f"{action.help}\n")
+                    text.append(action.help)
+                    text.append(f"  {action.id}\n", marks.DIM)
             if group == "Label":
                 for entry in TAXONOMY:
                     text.append(f"  {entry.key:<12}", marks.QUANT)

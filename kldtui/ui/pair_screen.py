@@ -19,6 +19,7 @@ from kldtui.facts import RootFacts
 from kldtui.position import Position
 from kldtui.session import Session
 from kldtui.ui import branch_words, words
+from kldtui.ui.bars import KeyBar
 from kldtui.ui.branch_pane import BranchPane
 from kldtui.ui.desk import Desk
 from kldtui.ui.detail_view import DetailView
@@ -57,9 +58,11 @@ class PairScreen(Screen[None]):
     def say(
         self, text: str, severity: Literal["information", "warning", "error"] = "information"
     ) -> None:
-        self.notify(
-            text, severity=severity, markup=False, timeout=6 if severity == "information" else 12
-        )
+        """Say something: in passing in the key line, what went wrong over the context."""
+        if severity == "information":
+            self.query_one(KeyBar).tell(text)
+        else:
+            self.notify(text, severity=severity, markup=False, timeout=12)
 
     # ── which pair ───────────────────────────────────────────────────────────────────────────
 

@@ -10,9 +10,9 @@ from typing import Literal
 
 import numpy as np
 from textual import work
-from textual.widget import Widget
 
 from kldtui.errors import KldtuiError
+from kldtui.facts import RootFacts
 from kldtui.index import State
 from kldtui.label_report import write_report
 from kldtui.listing import HELP, ORDERS, parse_filter
@@ -44,11 +44,19 @@ class ReviewScreen(BranchActions):
     # ── moving ───────────────────────────────────────────────────────────────────────────────
 
     def action_move(self, where: str) -> None:
+        """Move at once, so that a label typed right behind it is for where it led."""
         focused = self.focused
-        if isinstance(focused, RootList | BranchPane | DetailView):
+        if isinstance(focused, BranchPane | DetailView):
             focused.move(where)
+        elif isinstance(focused, RootList):
+            row = focused.after(where)
+            if row is not None:
+                self.choose(row)
         else:
-            self.query_one(StreamView).move(where)
+            position = self.query_one(StreamView).after(where)
+            if position is not None:
+                self.how = "hand"
+                self.go(position)
 
     def action_chunk(self, step: int) -> None:
         chunk = self.cursor.chunk + step
@@ -116,35 +124,45 @@ class ReviewScreen(BranchActions):
 
     def action_next_unlabelled(self) -> None:
         if not self.advance():
-            self.say("every root of the list has a label")
+            self.say("no other root of the list is without a label")
 
     def advance(self) -> bool:
         """On to the next root without a label: first the other quants here, then down the list."""
-        start = self.row_of_cursor()
         n = int(self.rows.size)
-        begin = start if start is not None else -1
-        for step in range(n + 1):
-            row = (begin + step) % n if n else 0
-            if not n or row < 0:
-                continue
+        here, begin = (self.cursor, self.quant), self.row_of_cursor()
+        for step in range(n):
+            row = ((begin or 0) + step) % n
             i = int(self.rows[row])
             position = self.session.position(i)
-            for quant in self.session.flips(i):
-                if self.session.class_of(position, quant) is None:
-                    self.choose(row)
-                    self.quant = quant
+            for quant in self.owners(i):
+                known = self.session.class_of(position, quant)
+                if known is None and (position, quant) != here:
+                    self.choose(row, quant)
                     return True
         return False
 
     @work(exclusive=True, group="prompt")
     async def action_filter(self) -> None:
         names = self.session.names
+        chunks = self.session.ref.shape.n_chunk
+
+        def check(text: str) -> None:
+            wanted = parse_filter(text, names)
+            if wanted.chunk is not None and wanted.chunk >= chunks:
+                raise KldtuiError(
+                    f"filter: there is no chunk {wanted.chunk}; the last is {chunks - 1}"
+                )
+
         text = await self.app.push_screen_wait(
-            Prompt("filter", HELP, self.filter.describe(), lambda text: parse_filter(text, names))
+            Prompt("filter", HELP, self.filter.describe(), check)
         )
         if text is not None:
             self.filter = parse_filter(text, names)
             self.refresh_list()
+            if self.rows.size and self.row_of_cursor() is None:
+                here = self.session.scored_before(self.cursor)
+                ahead = np.flatnonzero(self.rows >= here)
+                self.choose(int(ahead[self.rows[ahead].argmin()]) if ahead.size else 0)
             self.refresh_status()
 
     def action_sort(self) -> None:
@@ -163,9 +181,6 @@ class ReviewScreen(BranchActions):
         self.heat = HEATS[(HEATS.index(self.heat) + 1) % len(HEATS)]
         self.say(f"heat: {self.heat}")
 
-    def _visible_panes(self) -> list[Widget]:
-        return [p for p in (self.query_one(f"#{name}") for name in PANES) if p.region.area > 0]
-
     def action_next_pane(self) -> None:
         self._focus_by(1)
 
@@ -173,16 +188,16 @@ class ReviewScreen(BranchActions):
         self._focus_by(-1)
 
     def _focus_by(self, step: int) -> None:
-        """The panes in turn; a narrow screen shows list or table, whichever has the focus."""
-        names = [
-            n for n in PANES if n in ("roots", "detail") or self.query_one(f"#{n}").region.area
-        ]
+        """The panes in turn; a narrow screen shows list or table only while it has the focus."""
         if self.has_class("zoomed"):
             self.action_zoom()
+        beside = () if self.judging else ("roots", "stream", "detail")
+        names = [n for n in PANES if n in beside or self.query_one(f"#{n}").region.area > 0]
         here = self.focused.id if self.focused is not None else None
         at = names.index(here) if here in names else 0
         name = names[(at + step) % len(names)]
         self.set_class(name == "roots", "-list")
+        self.set_class(name == "detail", "-table")
         self.query_one(f"#{name}").focus()
 
     def action_copy(self) -> None:
@@ -231,45 +246,58 @@ class ReviewScreen(BranchActions):
 
     # ── labels ───────────────────────────────────────────────────────────────────────────────
 
-    @work(exclusive=True, group="prompt")
-    async def action_label(self, key: str) -> None:
-        facts = self.facts
+    def action_label(self, key: str) -> None:
+        """Label what is under the cursor now, whatever is typed next."""
+        facts, how = self.facts, self.how
         if facts is None or not facts.is_root:
             self.say(NO_ROOT)
             return
         if key == "3" and any(b is not None and not b.complete for b in self.branches().values()):
-            sure = await self.app.push_screen_wait(
-                Question(
-                    "malformed?",
-                    "A branch here was cut before it ended: what looks malformed may only be "
-                    "unfinished (+ continues it). Label it malformed all the same?",
-                )
+            self._ask_malformed(facts, how)
+        else:
+            self._label(facts, key, how)
+
+    @work(exclusive=True, group="prompt")
+    async def _ask_malformed(self, facts: RootFacts, how: str) -> None:
+        sure = await self.app.push_screen_wait(
+            Question(
+                "malformed?",
+                "A branch here was cut before it ended: what looks malformed may only be "
+                "unfinished (+ continues it). Label it malformed all the same?",
             )
-            if not sure:
-                return
-        if self.store(lambda: self.session.set_label(facts, key, self.how)):
-            self.refresh_after_label()
-            if not self.advance():
-                self.say("every root of the list has a label")
+        )
+        if sure:
+            self._label(facts, "3", how)
+
+    def _label(self, facts: RootFacts, key: str, how: str) -> None:
+        self.store(lambda: self.session.set_label(facts, key, how))
+        self.refresh_after_label()
+        if not self.advance():
+            self.say("every root of the list has a label")
 
     def action_clear_label(self) -> None:
         facts = self.facts
-        if facts is not None and self.store(lambda: self.session.set_label(facts, None, self.how)):
+        if facts is not None:
+            self.store(lambda: self.session.set_label(facts, None, self.how))
             self.refresh_after_label()
 
-    @work(exclusive=True, group="prompt")
-    async def action_note(self) -> None:
+    def action_note(self) -> None:
         facts = self.facts
         if facts is None or facts.state != State.SCORED:
             self.say("no scored position here")
-            return
+        else:
+            self._ask_note(facts, self.how)
+
+    @work(exclusive=True, group="prompt")
+    async def _ask_note(self, facts: RootFacts, how: str) -> None:
         record = self.session.label(facts.position, facts.quant)
         text = await self.app.push_screen_wait(
             Prompt(
                 "note", f"on {facts.position}; empty takes it away", record.note if record else ""
             )
         )
-        if text is not None and self.store(lambda: self.session.set_note(facts, text, self.how)):
+        if text is not None:
+            self.store(lambda: self.session.set_note(facts, text, how))
             self.refresh_after_label()
 
     def action_undo(self) -> None:

@@ -58,7 +58,8 @@ class ReviewView(PairScreen):
 
     BINDINGS: ClassVar[list[BindingType]] = list(bindings())
     HORIZONTAL_BREAKPOINTS = [  # noqa: RUF012
-        (0, "-narrow"),
+        (0, "-tiny"),
+        (66, "-narrow"),
         (110, "-medium"),
         (170, "-wide"),
     ]
@@ -112,6 +113,9 @@ class ReviewView(PairScreen):
         self.query_one("#classes").border_title = plain("your judgement")
         self.cursor = self._first_cursor()
         self.run_worker(self._scan, thread=True, group="scan", exclusive=True, exit_on_error=False)
+        if self.session.labels is not None:
+            for warning in self.session.labels.warnings:
+                self.say(warning, "warning")
         self.desk.connect_all()
         if self._demo is not None:
             self.run_worker(self._serve, thread=True, group="demo", exit_on_error=False)
@@ -203,9 +207,9 @@ class ReviewView(PairScreen):
                 for i in self.rows
                 for k in self.session.flips(int(i))
             ]
-            position, name = pairs[labels.resume_at(pairs)]
-            self.cursor = position
-            self.quant = self.session.names.index(name)
+            at = labels.resume_at(pairs)
+            rows = [row for row, i in enumerate(self.rows) for _ in self.session.flips(int(i))]
+            self.choose(rows[at], self.session.names.index(pairs[at][1]))
             return
         if self.rows.size:
             self.choose(0)
@@ -279,7 +283,8 @@ class ReviewView(PairScreen):
 
     def action_zoom(self) -> None:
         focused = self.focused
-        name = focused.id if focused is not None and focused.id in PANES else "stream"
+        shown = focused is not None and focused.id in PANES and focused.region.area > 0
+        name = focused.id if focused is not None and shown else "stream"
         zoomed = self.has_class("zoomed")
         for pane in PANES:
             self.set_class(not zoomed and pane == name, f"zoom-{pane}")
@@ -315,9 +320,7 @@ class ReviewView(PairScreen):
             return
         i = self.flat
         if i is not None and self.session.quants:
-            flips = self.session.flips(i)
-            if flips and self.quant not in flips:
-                self.quant = flips[0]
+            self.quant = self._quant_for(i)
             if self.session.index.pairs[self.quant][i]["state"] == State.PENDING:
                 self._scan_here()
         self.reset_pair()
@@ -352,16 +355,31 @@ class ReviewView(PairScreen):
         self.cursor = event.position
 
     def on_root_chosen(self, event: RootChosen) -> None:
-        self.moved_by_hand = True
-        self.how = (
-            f"order:{self.order}"
-            if not self.filter.describe()
-            else f"filter:{self.filter.describe()}"
-        )
         self.choose(event.row)
 
-    def choose(self, row: int) -> None:
-        self.cursor = self.session.position(int(self.rows[row]))
+    def choose(self, row: int, quant: int | None = None) -> None:
+        """Go to a row of the list, and look at the quant that it is there for."""
+        i = int(self.rows[row])
+        self.moved_by_hand = True
+        narrowed = self.filter.describe()
+        self.how = f"filter:{narrowed}" if narrowed else f"order:{self.order}"
+        self.cursor = self.session.position(i)
+        self.quant = quant if quant is not None else self._quant_for(i)
+
+    def owners(self, i: int) -> tuple[int, ...]:
+        """The quants that flip at a flat index, as far as the filter lets them."""
+        flips = self.session.flips(i)
+        if self.filter.quant is None:
+            return flips
+        wanted = self.session.names.index(self.filter.quant)
+        return (wanted,) if wanted in flips else ()
+
+    def _quant_for(self, i: int) -> int:
+        """The quant to look at there: the one looked at, if it flips, else the first that does."""
+        owners = self.owners(i)
+        if not owners:
+            return self.session.names.index(self.filter.quant) if self.filter.quant else self.quant
+        return self.quant if self.quant in owners else owners[0]
 
     def on_engines_changed(self, _event: EnginesChanged) -> None:
         self.refresh_status()

@@ -159,11 +159,11 @@ class RootList(ScrollView, can_focus=True):
 
     # ── moving ───────────────────────────────────────────────────────────────────────────────
 
-    def move(self, where: str) -> None:
-        """Choose another row."""
+    def after(self, where: str) -> int | None:
+        """The row that a move leads to."""
         n = int(self.rows.size)
         if not n or where in ("left", "right"):
-            return
+            return None
         at = self.chosen if self.chosen is not None else -1
         page = max(1, self.size.height - 1)
         to = {
@@ -174,7 +174,7 @@ class RootList(ScrollView, can_focus=True):
             "first": 0,
             "last": n - 1,
         }[where]
-        self.post_message(RootChosen(min(max(to, 0), n - 1)))
+        return min(max(to, 0), n - 1)
 
     def on_click(self, event: events.Click) -> None:
         offset = event.get_content_offset(self)

@@ -130,18 +130,17 @@ class StreamView(TokenPane):
 
     # ── moving ───────────────────────────────────────────────────────────────────────────────
 
-    def move(self, where: str) -> None:
-        """Move the cursor; beyond either end of the chunk lies the next one."""
+    def after(self, where: str) -> Position | None:
+        """Where a move leads; beyond either end of the chunk lies the next one."""
         to = self.target(where)
         if to is not None:
-            self.post_message(CursorMoved(Position(self._chunk, to)))
-            return
+            return Position(self._chunk, to)
         chunks = self._session.ref.shape.n_chunk
         if where in ("right", "down", "page_down") and self._chunk + 1 < chunks:
-            self.post_message(CursorMoved(Position(self._chunk + 1, 0)))
-        elif where in ("left", "up", "page_up") and self._chunk > 0:
-            length = len(self._session.chunk_tokens(self._chunk - 1))
-            self.post_message(CursorMoved(Position(self._chunk - 1, length - 1)))
+            return Position(self._chunk + 1, 0)
+        if where in ("left", "up", "page_up") and self._chunk > 0:
+            return Position(self._chunk - 1, len(self._session.chunk_tokens(self._chunk - 1)) - 1)
+        return None
 
     def picked(self, token: int) -> None:
         self.post_message(CursorMoved(Position(self._chunk, token)))

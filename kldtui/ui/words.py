@@ -6,7 +6,9 @@ Must not know: widgets, keys' effects, where figures come from.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Sequence
 
 from textual.widget import Widget
 
@@ -16,6 +18,7 @@ from kldtui.facts import RootFacts
 from kldtui.index import Bound, Kind, Progress, State
 from kldtui.listing import Filter, Order
 from kldtui.position import Position
+from kldtui.recordings import Recording
 from kldtui.session import Session
 from kldtui.ui import marks
 from kldtui.ui.bars import Part
@@ -47,9 +50,10 @@ def step_words(step: Step) -> str:
 
 def list_title(wanted: Filter, order: Order, n: int) -> str:
     """The root list's title: how many, in what order, filtered how."""
-    what = wanted.describe()
+    what = dataclasses.replace(wanted, kind="roots").describe()
+    kind = wanted.kind if n != 1 else wanted.kind.removesuffix("s")
     by = "review queue" if order == "queue" else f"by {order.upper() if order == 'kld' else order}"
-    return f"{n} {wanted.kind} ─ {by}" + (f" ─ {what}" if what else "")
+    return f"{n} {kind}" + (f": {what}" if what else "") + f" ─ {by}"
 
 
 def empty_words(session: Session, wanted: Filter, scanned: bool) -> str:
@@ -60,6 +64,9 @@ def empty_words(session: Session, wanted: Filter, scanned: bool) -> str:
         return "scanning…"
     if wanted.describe():
         return "none match: f changes the filter"
+    compared = max((counts.positions for counts in session.counts), default=0)
+    if not compared:
+        return "nothing to compare: no position is scored and valid in both"
     return "no roots: every argmax is the same"
 
 
@@ -73,6 +80,9 @@ def status_parts(
     if names:
         which = f" [{quant + 1}/{len(names)}]" if len(names) > 1 else ""
         left.append((f"{ref} → {safe(names[quant])}{which}", marks.TITLE))
+        left += _cut_parts([session.ref, session.quants[quant].recording])
+        if session.index.common_chunks[quant] < session.ref.shape.n_chunk:
+            left.append((session.index.notes[quant][0], marks.WARN))
         counts = session.counts[quant]
         left.append((f"{counts.roots} roots", marks.ROOT_STYLE))
         left.append((f"of {counts.positions:,}", marks.PLAIN))
@@ -81,10 +91,9 @@ def status_parts(
             if count := getattr(counts, name):
                 left.append((f"{count} {name}", marks.TIE_STYLE))
         left.append(_floor_part(session))
-        if session.index.notes[quant]:
-            left.append((session.index.notes[quant][0], marks.WARN))
     else:
         left.append((f"{ref}, no quant", marks.TITLE))
+        left += _cut_parts([session.ref])
     if not session.vocab:
         left.append(("ids only: --tokenizer FILE gives text", marks.WARN))
     done, total = session.labelled()
@@ -102,6 +111,19 @@ def status_parts(
     if not session.slots:
         right.append(("no server", marks.DIM))
     return left, right
+
+
+def _cut_parts(recordings: Sequence[Recording]) -> list[Part]:
+    """What is missing of a file, or that something else is wrong with it (the help says what)."""
+    out = []
+    for recording in recordings:
+        name, held = safe(recording.path.name), recording.records
+        if held < recording.records_expected:
+            words = f"{name}: {held:,} of {recording.records_expected:,} records"
+            out.append((words, marks.WARN))
+        elif recording.problems:
+            out.append((f"{name} has problems, see ?", marks.WARN))
+    return out
 
 
 def _floor_part(session: Session) -> Part:
@@ -129,7 +151,7 @@ def position_detail(session: Session, position: Position, quant: int, n: int) ->
     if position.t:
         token = int(session.chunk_tokens(position.chunk)[position.t - 1])
         before = f' after "{session.vocab.display(token).table}"'
-    names = ("ref", session.names[quant] if session.names else "quant")
+    names = ("ref", safe(session.names[quant]) if session.names else "quant")
     heading = f"{position}{before}"
     i = session.flat(position)
     if i is None:

@@ -229,7 +229,13 @@ class Driver:
         return "\n".join(line.rstrip() for line in self.lines)
 
 
-_KEYS = {" ": "space", ":": "colon", ">": "greater_than_sign", ".": "full_stop"}
+_KEYS = {
+    " ": "space",
+    ":": "colon",
+    ">": "greater_than_sign",
+    "<": "less_than_sign",
+    ".": "full_stop",
+}
 
 
 @asynccontextmanager

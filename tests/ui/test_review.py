@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from kldtui.errors import EngineBroke, EngineError, EngineUnreachable
+from kldtui.labels import read_labels
 from kldtui.position import Position
-from tests.ui.review import Driver, add_engines, open_review, running
+from kldtui.session import Session
+from tests.builders import cut, nan_record, write_kld
+from tests.ui.review import (
+    Driver,
+    add_engines,
+    logits_for,
+    open_review,
+    running,
+    stream,
+    write_pair,
+)
 
 SIZES = [(80, 24), (120, 40), (200, 60)]
 
@@ -116,7 +128,7 @@ async def test_filter_narrows_the_list_and_says_what_it_cannot_read(tmp_path: Pa
             await driver.press("backspace")
         await driver.type("far chunk:1")
         assert [str(driver.app.session.position(int(i))) for i in driver.review.rows] == ["c1:t11"]
-        assert "1 roots ─ by position ─ chunk" in driver.text
+        assert "1 root: chunk:1 far ─ by" in driver.text
 
 
 async def test_sort_orders_by_cost_and_the_list_says_so(tmp_path: Path) -> None:
@@ -161,6 +173,156 @@ async def test_a_label_is_on_disk_at_once_and_the_cursor_moves_on(tmp_path: Path
         assert at(driver) == "c0:t13"
         assert "labelled 1/4" in driver.text
         assert "②" in driver.text
+
+
+async def test_keys_typed_in_one_burst_each_act_on_what_the_one_before_left(
+    tmp_path: Path,
+) -> None:
+    """A terminal over SSH delivers what was typed ahead at once."""
+    session = open_review(tmp_path)
+    async with running(session) as driver:
+        await driver.pilot.press("1", "2", ".", "5")
+        await driver.until(lambda: session.labels is not None and session.labels.count() == 3)
+        places = [Position(0, 10), Position(0, 13), Position(1, 11), Position(2, 15)]
+        records = [session.label(place, 0) for place in places]
+        assert [r.key if r else None for r in records] == ["1", "2", None, "5"]
+
+
+async def test_moving_and_labelling_in_one_burst_labels_where_the_move_led(
+    tmp_path: Path,
+) -> None:
+    session = open_review(tmp_path)
+    async with running(session) as driver:
+        driver.review.query_one("#roots").focus()
+        await driver.pilot.press("down", "4")
+        await driver.until(lambda: session.label(Position(0, 13), 0))
+        assert session.label(Position(0, 10), 0) is None
+
+
+async def test_a_filter_on_one_quant_labels_that_quant(tmp_path: Path) -> None:
+    session = open_review(tmp_path, ("q4", "q8"))
+    async with running(session) as driver:
+        await driver.press("f")
+        await driver.type("quant:q8")
+        assert at(driver) == "c0:t13"
+        assert "ref → q8 [2/2]" in driver.text
+        await driver.press("2")
+        await driver.until(lambda: session.label(Position(0, 13), 1))
+        assert session.label(Position(0, 13), 0) is None
+
+
+async def test_how_a_root_was_reached_is_stored(tmp_path: Path) -> None:
+    session = open_review(tmp_path)
+    async with running(session) as driver:
+        await driver.press("1", ":")
+        await driver.type("c1:t11")
+        await driver.press("2")
+        await driver.press("f")
+        await driver.type("chunk:0")
+        await driver.press(".", "5")
+        places = (Position(0, 10), Position(1, 11), Position(0, 13))
+        records = [session.label(place, 0) for place in places]
+        reached = [record.reached if record else None for record in records]
+        assert reached == ["order:position", "hand", "filter:chunk:0"]
+
+
+async def test_a_label_that_cannot_be_saved_is_shown_and_said_not_to_be_saved(
+    tmp_path: Path,
+) -> None:
+    session = open_review(tmp_path)
+    async with running(session) as driver:
+        away = tmp_path.with_name("moved")
+        shutil.move(tmp_path, away)
+        await driver.press("1")
+        await driver.until(lambda: session.label(Position(0, 10), 0))
+        assert "NOT SAVED" in driver.text
+        assert "labelled 1/4" in driver.text
+        assert at(driver) == "c0:t13"
+        shutil.move(away, tmp_path)
+        await driver.press("2")
+        assert "NOT SAVED" not in driver.text
+    labels = read_labels(tmp_path / "labels.json")
+    assert len(labels) == 2
+
+
+async def test_next_unlabelled_leaves_an_unlabelled_root(tmp_path: Path) -> None:
+    async with running(open_review(tmp_path)) as driver:
+        await driver.press("U")
+        assert at(driver) == "c0:t13"
+
+
+async def test_after_a_filter_the_cursor_is_on_the_list(tmp_path: Path) -> None:
+    async with running(open_review(tmp_path)) as driver:
+        await driver.press("f")
+        await driver.type("chunk:1")
+        assert at(driver) == "c1:t11"
+
+
+@pytest.mark.parametrize("words", ["label:9", "chunk:99", "kld<0.1", "cost>nan", "quant:none"])
+async def test_a_filter_that_cannot_be_is_said(tmp_path: Path, words: str) -> None:
+    async with running(open_review(tmp_path)) as driver:
+        await driver.press("f")
+        await driver.type(words)
+        assert "filter: " in driver.text
+        assert len(driver.review.rows) == 4
+
+
+async def test_names_of_quants_cannot_drive_the_terminal(tmp_path: Path) -> None:
+    write_pair(tmp_path)
+    session = Session.open(tmp_path / "ref.kld", [("a\x1b[31m\u202e", tmp_path / "q4.kld")])
+    async with running(session) as driver:
+        assert "\x1b" not in driver.text
+        assert "\u202e" not in driver.text
+        assert "␛[31m" in driver.text
+
+
+async def test_tab_and_zoom_while_judging_show_something(tmp_path: Path) -> None:
+    session = open_review(tmp_path)
+    add_engines(session, lambda p: [0, 1, 2], lambda p: [0, 4, 2])
+    async with running(session) as driver:
+        await driver.press("b")
+        await driver.until(lambda: "end of turn" in driver.text)
+        for _ in range(4):
+            await driver.press("tab", "z")
+            focused = driver.app.focused
+            assert focused is not None
+            assert focused.region.area > 0
+            assert focused.region.height > 30
+            await driver.press("z")
+
+
+@pytest.mark.parametrize("size", [(40, 10), (50, 15), (64, 30)])
+async def test_small_terminals_show_less_but_nothing_broken(
+    tmp_path: Path, size: tuple[int, int]
+) -> None:
+    session = open_review(tmp_path)
+    add_engines(session, lambda p: [0, 1, 2], lambda p: [0, 4, 2])
+    async with running(session, size) as driver:
+        assert driver.review.query_one("#stream").size.width >= size[0] - 4
+        await driver.press("tab")
+        focused = driver.app.focused
+        assert focused is not None
+        assert focused.region.width >= size[0] - 2
+        await driver.press("b")
+        await driver.until(lambda: not driver.review.desk.busy)
+        assert all(str(key) in driver.text for key in range(1, 8))
+
+
+async def test_nothing_to_compare_is_no_all_clear(tmp_path: Path) -> None:
+    laid = stream()
+    write_kld(tmp_path / "ref.kld", laid, logits_for(laid))
+    nan = [nan_record(laid.n_vocab)] * laid.records
+    write_kld(tmp_path / "q4.kld", laid, records=nan)
+    async with running(open_review(tmp_path), (200, 60)) as driver:
+        assert "nothing to compare" in driver.text
+        assert "21 invalid" in driver.text
+
+
+async def test_a_cut_recording_is_said_in_the_status_line(tmp_path: Path) -> None:
+    _, quant, _ = write_pair(tmp_path)
+    cut(quant, stream().data_offset + 9 * stream().record_bytes + 3)
+    async with running(open_review(tmp_path), (200, 60)) as driver:
+        assert "q4.kld: 9 of 21 records" in driver.lines[0]
 
 
 async def test_undo_and_redo_go_back_to_the_root_they_change(tmp_path: Path) -> None:
