@@ -7,6 +7,7 @@ Must not know: Textual, screens, keys; formats, sockets or files by name.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -109,9 +110,10 @@ class Session(Figures):
         if hint is not None:
             told = {"class": "malformed_tool_call", "text": hint.words, "source": hint.kind}
             self.labels.set_hint(facts.position, name, told)
-        branches = [
-            branch.to_json() for branch in self.recall(facts.position, facts.quant).values()
-        ]
+        judged = [_as_it_stood(b) for b in self.recall(facts.position, facts.quant).values()]
+        for branch in judged:
+            self.shelf.put(branch)
+        branches = [branch.to_json() for branch in judged]
         self.labels.set(
             facts.position, name, BY_KEY[key].id, self.evidence(facts), branches, reached=how
         )
@@ -311,10 +313,13 @@ class Session(Figures):
 
     def keep_grown(self, branch: Branch) -> None:
         """A branch has come to stand: where a label was given on it meanwhile, keep it whole."""
-        record = self.labels.get(branch.position, branch.quant) if self.labels else None
-        if record is not None and self.labels is not None:
-            if any(judged.get("id") == branch.id for judged in record.branches):
-                self.labels.keep_branch(branch.to_json())
+        if self.labels is None:
+            return
+        if self.shelf.find(branch.position, branch.quant, branch.id) is not branch:
+            return  # judged as it stood before
+        record = self.labels.get(branch.position, branch.quant)
+        if record is not None and any(b.get("id") == branch.id for b in record.branches):
+            self.labels.keep_branch(branch.to_json())
 
     def recall(self, position: Position, quant: int) -> dict[str, Branch]:
         """The branches of a root by key (`Branch.key`): of this session, stored with its label,
@@ -408,3 +413,10 @@ def _fits(branch: Branch, starts: Mapping[Start, int]) -> bool:
     """Whether a branch starts with the token that is here: a recording may have been made anew."""
     here = starts.get(branch.arm.start)
     return branch.parent is not None or here is None or here == branch.start_id
+
+
+def _as_it_stood(branch: Branch) -> Branch:
+    """The branch a label was given on: one that still grew was judged, and ends, as it stood."""
+    if branch.stop is not None:
+        return branch
+    return dataclasses.replace(branch, tokens=list(branch.tokens), stop="cancelled")

@@ -289,6 +289,11 @@ class Desk:
         self._worker.cancel()
         return True
 
+    def leave(self, facts: RootFacts) -> None:
+        """Stop what still runs for a root: it has been judged."""
+        if self._root == (facts.position, facts.quant):
+            self.cancel()
+
     async def _branches(self, place: Place, arms: Sequence[Arm], anew: bool) -> None:
         await self._branch(place, arms, anew)
         while self._next:

@@ -271,6 +271,7 @@ class ReviewScreen(BranchActions):
 
     def _label(self, facts: RootFacts, key: str, how: str) -> None:
         self.store(lambda: self.session.set_label(facts, key, how))
+        self.desk.leave(facts)
         self.refresh_after_label()
         if not self.advance():
             self.say("every root of the list has a label")

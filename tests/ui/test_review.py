@@ -325,6 +325,23 @@ async def test_a_cut_recording_is_said_in_the_status_line(tmp_path: Path) -> Non
         assert "q4.kld: 9 of 21 records" in driver.lines[0]
 
 
+async def test_a_label_on_a_growing_branch_ends_it_as_it_was_judged(tmp_path: Path) -> None:
+    session = open_review(tmp_path)
+    add_engines(session, lambda p: [0, 1, 60.0, 2], lambda p: [0, 60.0, 2])
+    async with running(session) as driver:
+        await driver.press("b")
+        await driver.until(lambda: "2 tokens" in driver.text)
+        await driver.press("7")
+        await driver.until(lambda: not driver.review.desk.busy)
+        record = session.label(Position(0, 10), 0)
+        assert record is not None
+        stored = {branch["arm"]: branch for branch in record.branches}
+        assert [stored[arm]["ids"] for arm in ("R·r", "Q·q")] == [[0, 1], [0]]
+        assert all(b["stop"] == "cancelled" and not b["complete"] for b in stored.values())
+        shown = session.recall(Position(0, 10), 0)
+        assert [shown[arm].ids for arm in ("R·r", "Q·q")] == [[0, 1], [0]]
+
+
 async def test_undo_and_redo_go_back_to_the_root_they_change(tmp_path: Path) -> None:
     session = open_review(tmp_path)
     async with running(session) as driver:
