@@ -154,7 +154,6 @@ def test_flips_are_narrowed_by_cost_and_chunk(smollm2: Path) -> None:
     assert all(row["cost"] >= 1 for row in run_json(*args, "--min-cost", "1"))
     assert len(run_json(*args, "--min-cost", "1")) == 9
     assert {row["chunk"] for row in run_json(*args, "--chunk", "6")} == {6}
-    assert run_json(*args, "--chunk", "99") == []
     assert sum(row["near_tie"] for row in run_json(*args, "--near-tie", "0.1")) == 4
 
 
@@ -386,3 +385,32 @@ def test_a_full_disk_behind_the_output_is_one_line(pair: tuple[Path, Path]) -> N
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 2
     assert done.stderr == "kldtui: No space left on device\n"
+
+
+def test_a_pair_without_a_comparable_position_is_said_to_be_one(tmp_path: Path) -> None:
+    stream = make_stream(2, 8, 16)
+    ref = write_kld(tmp_path / "ref.kld", stream, make_logits(stream, 1))
+    nan = write_kld(tmp_path / "nan.kld", stream, records=[nan_record(16)] * stream.records)
+    result = run("stats", ref, "--quant", nan)
+    assert result.exit_code == 0
+    title, _, rest = result.stdout.partition("\n\n")
+    assert title == "nan against ref.kld"
+    assert rest.startswith("Nothing to compare")
+    assert "nan" not in rest
+
+
+def test_chunks_without_a_compared_position_are_not_counted(pair: tuple[Path, Path]) -> None:
+    ref, quant = pair
+    stream = make_stream(3, 8, 16)
+    cut(quant, stream.data_offset + 2 * stream.record_bytes)
+    found = run_json("stats", ref, "--quant", quant)[0]
+    assert (found["chunks"], found["chunks_ref"], found["positions"]) == (1, 3, 2)
+
+
+@pytest.mark.parametrize("words", [["--min-cost", "nan"], ["--near-tie", "inf"], ["--chunk", "99"]])
+def test_amounts_and_chunks_that_cannot_be_are_refused(
+    pair: tuple[Path, Path], words: list[str]
+) -> None:
+    result = run("flips", pair[0], "--quant", pair[1], *words)
+    assert result.exit_code == 2
+    assert len(result.stderr.strip().splitlines()) == 1

@@ -16,6 +16,8 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from kldtui.cli.values import NATS
+from kldtui.errors import KldtuiError
 from kldtui.index import Index, Progress
 from kldtui.position import Position
 from kldtui.recordings import Recording, describe, name_files, open_quant, open_recording
@@ -43,7 +45,7 @@ def _pair_options(command: Command) -> Command:
         ),
         click.option(
             "--near-tie",
-            type=click.FloatRange(min=0),
+            type=NATS,
             metavar="X",
             help="Roots that cost under X nat are near ties (default 0.3, or from the floor).",
         ),
@@ -106,7 +108,7 @@ def stats(
     help="Descending, but for position.",
 )
 @click.option(
-    "--min-cost", type=float, default=0.0, metavar="X", help="Only roots of at least X nat."
+    "--min-cost", type=NATS, default=0.0, metavar="X", help="Only roots of at least X nat."
 )
 @click.option("--chunk", type=click.IntRange(min=0), metavar="N", help="Only this chunk.")
 @click.option("--moved", is_flag=True, help="Positions without a flip, with the KLD of a root.")
@@ -128,6 +130,9 @@ def flips(
     if moved and ties:
         raise click.UsageError("--moved and --ties are two lists; ask for one")
     with _opened(ref, quants, floor, tokenizer) as pair:
+        last = pair.recordings[0].shape.n_chunk - 1
+        if chunk is not None and chunk > last:
+            raise KldtuiError(f"there is no chunk {chunk}; the last of {ref} is {last}")
         vocab = find_vocabulary(pair.recordings, tokenizer)
         thresholds = pair.scan(near_tie)
         query = RootQuery(

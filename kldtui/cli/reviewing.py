@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from kldtui.cli.values import NATS
 from kldtui.config import Config, load_config
 from kldtui.demo import Demo
 from kldtui.errors import KldtuiError
@@ -61,7 +62,7 @@ from kldtui.session import Session
 )
 @click.option(
     "--near-tie",
-    type=float,
+    type=NATS,
     metavar="NATS",
     help="A root that costs less is a near tie. Default: 0.3, or what --floor measures.",
 )

@@ -343,7 +343,7 @@ def pair_stats(
     return PairStats(
         positions=int(scored.sum()),
         positions_ref=index.layout.n,
-        chunks=index.common_chunks[quant],
+        chunks=_compared_chunks(index, quant),
         chunks_ref=index.layout.n_chunk,
         complete=not (pair["state"] == State.PENDING).any(),
         invalid=int((pair["state"] == State.INVALID).sum()),
@@ -387,6 +387,13 @@ def _clamp(pair: NDArray[Any]) -> Clamp:
         float(more.max()),
         float(more.sum()),
     )
+
+
+def _compared_chunks(index: Index, quant: int) -> int:
+    """How many chunks have a position that was compared."""
+    scored = index.pairs[quant]["state"] == State.SCORED
+    slices = (index.layout.chunk_slice(chunk) for chunk in range(index.layout.n_chunk))
+    return sum(bool(scored[where].any()) for where in slices)
 
 
 def _has(columns: Any, flag: Bound) -> NDArray[np.bool_]:

@@ -22,6 +22,9 @@ _SOURCES = {"floor": "the floor's 99th percentile"}
 
 def format_stats(stats: PairStats, floor: PairStats | None = None, *, by_chunk: bool = True) -> str:
     """Lines of text, without an end of line. With `floor`, its numbers stand to the right."""
+    if not stats.positions:
+        nothing = "Nothing to compare: no position is scored and valid in both recordings."
+        return "\n".join([nothing, "", *_counts(stats, floor)])
     lines = []
     if by_chunk and stats.by_chunk:
         lines += [*_chunk_table(stats), ""]
