@@ -79,8 +79,7 @@ def bos_warning(recording: Recording, add_bos: bool | None, bos_id: int | None) 
     seen = f"{name} begins with{'' if begins else 'out'} BOS (id {bos_id})"
     if add_bos is None:
         return f"the server does not say whether it adds BOS; {seen}"
-    sent = "with" if add_bos else "without"
     return (
         f"{seen}, but the server's model {'adds it' if add_bos else 'adds none'}; "
-        f"prefixes are sent {sent}. Verify tells which is right"
+        "verification tells which is right, and prefixes follow it"
     )

@@ -135,7 +135,7 @@ def no_branch_words(session: Session, arm: Arm, place: Place) -> tuple[str, str]
     if slot.state == "failed":
         return title, f"{slot.role} server: {safe(slot.words)} ─ c or b tries again"
     if slot.state in ("connecting", "loading"):
-        return title, f"{slot.role} server: {slot.state} {safe(slot.words)}"
+        return title, f"{slot.role} server: {safe(slot.words) or slot.state}"
     return title, f"b branches here: {start} …"
 
 
