@@ -43,28 +43,32 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def real_rows() -> tuple[NDArray[np.uint16], NDArray[np.uint16], int]:
-    """The records of the packaged pair, uint16[records, words] each, and n_vocab."""
+def real_rows() -> tuple[NDArray[np.uint16], NDArray[np.uint16], NDArray[np.int32], int]:
+    """The packaged pair: the records of both, uint16[records, words], the stream token of each
+    record, and n_vocab."""
     pair = demo_pair(ROOM / "demo")
-    (ref, n_vocab), (quant, _) = (_records(path) for path in (pair.ref, pair.quant))
-    return ref, quant, n_vocab
+    ref, stream, n_vocab = _records(pair.ref)
+    quant, _, _ = _records(pair.quant)
+    return ref, quant, stream, n_vocab
 
 
-def _records(path: Path) -> tuple[NDArray[np.uint16], int]:
+def _records(path: Path) -> tuple[NDArray[np.uint16], NDArray[np.int32], int]:
     data = path.read_bytes()
     n_ctx, n_vocab, n_chunk = struct.unpack_from("<iii", data, 8)
     words = 2 * ((n_vocab + 1) // 2) + 4
-    offset = 20 + 4 * n_ctx * n_chunk
-    return np.frombuffer(data, "<u2", offset=offset).reshape(-1, words), n_vocab
+    tokens = np.frombuffer(data, "<i4", n_ctx * n_chunk, 20).reshape(n_chunk, n_ctx)
+    records = np.frombuffer(data, "<u2", offset=20 + tokens.nbytes).reshape(-1, words)
+    return records, tokens[:, n_ctx // 2 + 1 :].reshape(-1), n_vocab
 
 
 def tiled(where: Path, megabytes: int, n_ctx: int = 512) -> Pair:
     """A pair of real rows over and over, `megabytes` each, in whole chunks."""
-    ref, quant, n_vocab = real_rows()
+    ref, quant, stream, n_vocab = real_rows()
     per_chunk = n_ctx - 1 - n_ctx // 2
     chunks = max(1, round(megabytes * 1e6 / ref[0].nbytes / per_chunk))
     count = chunks * per_chunk
-    tokens = np.random.default_rng(0).integers(0, n_vocab, (chunks, n_ctx)).astype("<i4")
+    tokens = np.zeros((chunks, n_ctx), "<i4")
+    tokens[:, n_ctx // 2 + 1 :] = np.resize(stream, count).reshape(chunks, per_chunk)
     head = b"_logits_" + struct.pack("<iii", n_ctx, n_vocab, chunks) + tokens.tobytes()
     paths = []
     for name, rows in (("ref", ref), ("quant", quant)):

@@ -11,15 +11,17 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from bench.data import Pair, folder, tiled
 from bench.measure import Result, in_turn
-from kldtui.index import Index
+from kldtui.index import Index, Stage
 from kldtui.recordings import open_recording
 
-MEGABYTES = 200
+MEGABYTES = 150
+REPEATS = 5
 
 
 def yardstick(pair: Pair) -> np.ndarray:
@@ -52,10 +54,26 @@ def plain(pair: Pair, rows: int) -> float:
     return total
 
 
-def scan(pair: Pair) -> None:
-    ref, quant = open_recording(pair.ref), open_recording(pair.quant)
-    for _ in Index(ref, [quant]).scan():
-        pass
+class Passes:
+    """An index over a pair, and each of its passes as something to time."""
+
+    def __init__(self, pair: Pair, *, compiled: bool = False, workers: int = 1) -> None:
+        self._ref, self._quant = open_recording(pair.ref), open_recording(pair.quant)
+        self._options: dict[str, Any] = {"compiled": compiled, "workers": workers}
+        self.index = Index(self._ref, [self._quant])
+
+    def roots(self) -> None:
+        for table in (self.index.ref, self.index.pairs[0]):
+            table["state"] = 0
+        self._run("roots")
+
+    def rest(self) -> None:
+        self.index.pairs[0]["rest"] = self.index.ref["rest"] = 0
+        self._run("rest")
+
+    def _run(self, stage: Stage) -> None:
+        for _ in self.index.scan(stages=[stage], **self._options):
+            pass
 
 
 def results() -> Iterator[Result]:
@@ -64,11 +82,34 @@ def results() -> Iterator[Result]:
         os.sync()
         words = yardstick(pair)
         some = pair.positions // 4
-        summed, ours, theirs = in_turn(words.sum, lambda: scan(pair), lambda: plain(pair, some))
-        speed = words.nbytes / summed / 1e9
-        rate = pair.bytes / ours / 1e9
-        slow = 2 * some * pair.record_bytes / theirs / 1e9
-        yield Result(
-            "scan", "both passes, numpy", rate, "numpy sums the bytes in memory", speed, "GB/s", 0.1
+        plain_numpy, compiled = Passes(pair), Passes(pair, compiled=True)
+        both = Passes(pair, workers=2), Passes(pair, compiled=True, workers=2)
+        times = in_turn(
+            words.sum,
+            plain_numpy.roots,
+            plain_numpy.rest,
+            lambda: plain(pair, some),
+            compiled.roots,
+            compiled.rest,
+            *(act for passes in both for act in (passes.roots, passes.rest)),
+            repeats=REPEATS,
         )
-        yield Result("plain", "the same", rate, "the plain reader", slow, "GB/s", 2.5)
+        speed = words.nbytes / times[0] / 1e9
+        slow = 2 * some * pair.record_bytes / times[3] / 1e9
+        rate = {
+            name: pair.bytes / times[i] / 1e9
+            for name, i in (
+                ("roots", 1), ("kld", 2), ("roots-fast", 4), ("kld-fast", 5),
+                ("roots-2", 6), ("kld-2", 7), ("roots-fast-2", 8), ("kld-fast-2", 9),
+            )
+        }  # fmt: skip
+        sums, naive = "numpy sums the same bytes in memory", "the plain reader"
+        yield Result("roots", "root pass, numpy", rate["roots"], sums, speed, "GB/s", 0.3)
+        yield Result("kld", "KLD pass, numpy", rate["kld"], sums, speed, "GB/s", 0.1)
+        yield Result("kld-plain", "KLD pass, numpy", rate["kld"], naive, slow, "GB/s", 2.5)
+        yield Result("roots-fast", "root pass, numba", rate["roots-fast"], sums, speed, "GB/s", 0.3)
+        yield Result("kld-fast", "KLD pass, numba", rate["kld-fast"], sums, speed, "GB/s", 0.3)
+        for name in ("roots", "kld", "roots-fast", "kld-fast"):
+            what = f"{name}, two workers"
+            one, two = rate[name], rate[f"{name}-2"]
+            yield Result(f"{name}-2", what, two, "one worker", one, "GB/s", 1.6)

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kldtui import index as index_module
 from kldtui.errors import RecordingChanged, StreamMismatch
 from kldtui.index import Bound, Index, Kind, Layout, State, check_streams
+from kldtui.index import index as index_module
 from kldtui.position import Position
 from kldtui.recordings import Recording, open_recording
 from kldtui.recordings.base import Scratch, StreamShape
+from kldtui.recordings.kld import KldRecording
 from kldtui.recordings.kld_writer import encode
 from kldtui.rows import TopRow, TopRows
 from tests.builders import (
@@ -77,9 +78,9 @@ class MemoryRun:
     def close(self) -> None: ...
 
 
-def scanned(ref: Recording, *quants: Recording) -> Index:
+def scanned(ref: Recording, *quants: Recording, **options: Any) -> Index:
     index = Index(ref, quants)
-    for _ in index.scan():
+    for _ in index.scan(**options):
         pass
     assert index.complete
     return index
@@ -229,16 +230,17 @@ def test_all_quants_share_one_pass_over_the_reference(
 ) -> None:
     stream = make_stream(4, 8, 16)
     ref, quant = pair_of_files(tmp_path, stream)
-    read: list[tuple[int, int, int]] = []
-    real = ref.rows
+    read: list[tuple[int, int]] = []
+    assert isinstance(ref, KldRecording)
+    real = ref.flat_rows
 
-    def rows(chunk: int, start: int, stop: int, scratch: Scratch | None = None) -> Any:
-        read.append((chunk, start, stop))
-        return real(chunk, start, stop, scratch)
+    def rows(first: int, last: int, scratch: Scratch | None = None) -> Any:
+        read.append((first, last))
+        return real(first, last, scratch)
 
-    monkeypatch.setattr(ref, "rows", rows)
+    monkeypatch.setattr(ref, "flat_rows", rows)
     index = scanned(ref, quant, ref, quant)
-    assert sum(stop - start for _, start, stop in read) == 12 + 12  # ref is also a quant
+    assert sum(last - first for first, last in read) == 2 * (12 + 12)  # ref is also a quant
     assert np.array_equal(index.pairs[0], index.pairs[2])
     assert (index.pairs[1]["kld"] == 0).all()
 
@@ -264,9 +266,10 @@ def test_one_position_can_be_scanned_ahead_of_the_rest(tmp_path: Path) -> None:
     index.scan_position(Position(2, 3))  # context only: nothing to scan
     at = index.layout.index(Position(2, 9))
     assert np.flatnonzero(index.pairs[0]["state"] == State.SCORED).tolist() == [at]
-    whole = scanned(ref, quant)
+    whole = scanned(ref, quant, compiled=False)
+    assert at is not None
     assert index.pairs[0][at] == whole.pairs[0][at]
-    for _ in index.scan():
+    for _ in index.scan(compiled=False):
         pass
     assert np.array_equal(index.pairs[0], whole.pairs[0])
 
@@ -310,24 +313,25 @@ def test_a_file_cut_under_a_scan_keeps_what_was_scanned(
     assert (index.pairs[0]["state"] == State.SCORED).sum() == 5
 
 
-def test_columns_are_whole_wherever_they_are_not_pending(tmp_path: Path) -> None:
+def test_columns_are_whole_wherever_their_mark_says_so(tmp_path: Path) -> None:
     stream = make_stream(40, 32, 64)
     ref, quant = pair_of_files(tmp_path, stream)
-    expected = scanned(ref, quant)
+    expected = scanned(ref, quant, compiled=False).pairs[0]
     index, torn = Index(ref, [quant]), []
-    finished = threading.Event()
+    pair, finished = index.pairs[0], threading.Event()
 
     def watch() -> None:
         while not finished.is_set():
-            done = index.pairs[0]["state"] == State.SCORED
-            if not np.array_equal(index.pairs[0]["kld"][done], expected.pairs[0]["kld"][done]):
-                torn.append(1)
+            for mark, column in (("state", "quant_id"), ("rest", "kld")):
+                done = pair[mark] == 1
+                if not np.array_equal(pair[column][done], expected[column][done]):
+                    torn.append(column)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
     for i in range(0, index.layout.n, 7):
         index.scan_position(index.layout.position(i))
-    for _ in index.scan():
+    for _ in index.scan(compiled=False):
         pass
     finished.set()
     watcher.join()

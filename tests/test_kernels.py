@@ -57,6 +57,9 @@ def test_both_kernels_give_the_tops_and_sums_of_every_vocabulary(
             order = np.sort(row)[::-1]
             assert ids[i] == np.flatnonzero(row == row.max())[0]
             assert (top[i], second[i]) == (order[0], order[1])
+        which, tokens = np.array([4, 0, 4]), np.array([0, n_vocab - 1, n_vocab // 2], np.int32)
+        above = [(ref.codes[i] > ref.codes[i, t]).sum() for i, t in zip(which, tokens, strict=True)]
+        assert kernels.above(ref, which, tokens).tolist() == above
         block = analyse_ref(ref, np.zeros(5, np.int32), kernels)
         found = analyse_pair(block, quant, kernels)
         assert found["kld"] == pytest.approx([kld for kld, _ in by_hand], abs=1e-5, rel=1e-4)

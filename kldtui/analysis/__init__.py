@@ -10,6 +10,7 @@ are a tie where one of them has several members.
 
 from kldtui.analysis.blocks import (
     RefBlock,
+    RefRows,
     analyse_pair,
     analyse_ref,
     first_pair,
@@ -46,6 +47,7 @@ __all__ = [
     "Kind",
     "NumpyKernels",
     "RefBlock",
+    "RefRows",
     "State",
     "analyse_pair",
     "analyse_ref",

@@ -53,16 +53,29 @@ _LEAST_SCALE = 1e-20
 
 
 @dataclass(frozen=True, slots=True)
-class RefBlock:
-    """A block of reference rows with what every quant's comparison needs of them."""
+class RefRows:
+    """A block of reference rows, their stream tokens, and their columns as far as they stand."""
 
     rows: Rows
     stream: NDArray[np.int32]
     columns: Columns
+
+    def part(self, start: int, stop: int) -> RefRows:
+        """The rows `start:stop`, sharing their memory."""
+        cut = slice(start, stop)
+        return RefRows(_cut(self.rows, cut), self.stream[cut], self.columns[cut])
+
+
+@dataclass(frozen=True, slots=True)
+class RefBlock(RefRows):
+    """With what the first pass needs of them for every quant."""
+
     tops: Tops
 
     def part(self, start: int, stop: int) -> RefBlock:
         """The rows `start:stop`, sharing their memory."""
+        if (start, stop) == (0, len(self.rows)):
+            return self
         cut = slice(start, stop)
         return RefBlock(
             _cut(self.rows, cut), self.stream[cut], self.columns[cut], self.tops.part(cut)
@@ -172,49 +185,56 @@ def _kinds(ref: RefBlock, quant: Rows, tops: Tops) -> NDArray[np.uint8]:
 # -- the second pass -----------------------------------------------------------------------------
 
 
-def second_ref(ref: RefBlock, mass: NDArray[np.float64] | None = None) -> None:
+def second_ref(
+    ref: RefRows, mass: NDArray[np.float64] | None = None, kernels: Kernels | None = None
+) -> None:
     """Complete the block's columns, in place.
 
-    mass: the summed probability of each row, where `second_pair` has given it; NaN where not.
+    mass: the summed probability of each row, as `second_pair` gives it; rows where it is NaN stay
+    as they are. None: all rows are summed here.
     """
     rows, out = ref.rows, ref.columns
     pending = out["rest"] == 0
+    if mass is not None:
+        pending &= ~np.isnan(mass)
     beyond = np.where(out["stream_rank"] == 1, out["ref_id"], ref.stream)
-    ranks = ranks_of(rows, np.where(pending, beyond, out["ref_id"]), out["ref_id"])
+    ids = np.where(pending, beyond, out["ref_id"])
+    ranks = ranks_of(rows, ids, out["ref_id"], kernels or NumpyKernels())
     out["stream_rank"] = np.where(pending, ranks, out["stream_rank"])
-    if mass is None:
-        mass = np.full(len(rows), np.nan)
-    strange = abs(mass - 1) > MASS_TOLERANCE
-    for i in np.flatnonzero(pending & np.isnan(mass)).tolist():
-        strange[i] = mass_is_strange(rows, i)
-    out["bounds"] |= np.where(pending & strange, np.uint8(Bound.MASS), np.uint8(0))
-    out["rest"] = 1
+    if mass is not None:
+        strange = pending & (abs(mass - 1) > MASS_TOLERANCE)
+    else:
+        strange = np.array([p and mass_is_strange(rows, i) for i, p in enumerate(pending)], bool)
+    out["bounds"] |= np.where(strange, np.uint8(Bound.MASS), np.uint8(0))
+    out["rest"] |= pending
 
 
 def second_pair(
-    ref: RefBlock, quant: Rows, out: Columns, kernels: Kernels | None = None
+    ref: RefRows, quant: Rows, out: Columns, kernels: Kernels | None = None
 ) -> NDArray[np.float64]:
-    """Complete a pair's columns, in place. ref: of which only rows and columns are looked at.
+    """Complete a pair's columns, in place.
 
-    Gives the summed probability of each reference row, float64[r], NaN where it is not known.
+    Gives the summed probability of the reference rows that it looked at, float64[r], else NaN.
     """
+    kernels = kernels or NumpyKernels()
     pending = (out["state"] == State.SCORED) & (out["rest"] == 0)
     mass = np.full(len(out), np.nan)
     ref_ids, quant_ids = ref.columns["ref_id"], out["quant_id"]
     apart = pending & (ref_ids != quant_ids)
     if apart.any():
-        ranks = ranks_of(ref.rows, np.where(apart, quant_ids, ref_ids), ref_ids)
+        ranks = ranks_of(ref.rows, np.where(apart, quant_ids, ref_ids), ref_ids, kernels)
         out["ref_rank_quant"] = np.where(apart, ranks, out["ref_rank_quant"])
-        ranks = ranks_of(quant, np.where(apart, ref_ids, quant_ids), quant_ids)
+        ranks = ranks_of(quant, np.where(apart, ref_ids, quant_ids), quant_ids, kernels)
         out["quant_rank_ref"] = np.where(apart, ranks, out["quant_rank_ref"])
     slow = pending
     if isinstance(ref.rows, FullRows) and isinstance(quant, FullRows):
         quick = pending & _are_plain(ref.rows, quant)
         if quick.any():
-            mass[quick] = _quick(ref.rows, quant, out, quick, kernels or NumpyKernels())
+            mass[quick] = _quick(ref.rows, quant, out, quick, kernels)
         slow = pending & ~quick
     for i in np.flatnonzero(slow).tolist():
         found = _kld(ref.rows, quant, i)
+        mass[i] = found.mass
         out["kld"][i], out["kld_floored"][i] = found.kld, found.floored
         out["kld_more"][i] = found.more
         out["bounds"][i] |= Bound.KLD * found.bound | Bound.MASS * found.strange
@@ -251,13 +271,14 @@ def _quick(
 
 class _Kld(NamedTuple):
     """One pair of valid rows: the KLD (nats), what the floor may have kept from it, whether it is
-    a lower bound, and whether the quant's row does not sum to 1."""
+    a lower bound, whether the quant's row does not sum to 1, and the reference's sum."""
 
     kld: float
     floored: float
     more: float
     bound: bool
     strange: bool
+    mass: float
 
 
 def _kld(ref: Rows, quant: Rows, i: int) -> _Kld:
@@ -272,8 +293,11 @@ def _kld(ref: Rows, quant: Rows, i: int) -> _Kld:
         # Where the reference has its mass the quant has nearly all of its own; only if not is
         # the whole row summed.
         strange = bool(abs(np.exp(logq).sum(dtype=np.float64) - 1) > MASS_TOLERANCE)
-        return _Kld(float(kld), floored, more, False, strange and mass_is_strange(quant, i))
-    return _Kld(coarse_kld(ref, quant, i), math.nan, math.nan, True, mass_is_strange(quant, i))
+        strange = strange and mass_is_strange(quant, i)
+        mass = float(heavy.p.sum(dtype=np.float64))
+        return _Kld(float(kld), floored, more, False, strange, mass)
+    nan = math.nan
+    return _Kld(coarse_kld(ref, quant, i), nan, nan, True, mass_is_strange(quant, i), nan)
 
 
 # -- both at once --------------------------------------------------------------------------------
@@ -283,7 +307,7 @@ def analyse_ref(rows: Rows, stream: NDArray[np.int32], kernels: Kernels | None =
     """Both passes over a block of reference rows; `stream` as in `first_ref`."""
     block = first_ref(rows, stream, kernels)
     with np.errstate(all="ignore"):
-        second_ref(block)
+        second_ref(block, kernels=kernels)
     return block
 
 

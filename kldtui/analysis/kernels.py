@@ -53,6 +53,11 @@ class Kernels(Protocol):
     ) -> tuple[NDArray[np.int64], NDArray[np.uint16], NDArray[np.uint16]]:
         """Lowest id of the best code, the best code, and the best of the others, [r] each."""
 
+    def above(
+        self, rows: FullRows, which: NDArray[np.int64], ids: NDArray[np.int32]
+    ) -> NDArray[np.int64]:
+        """How many codes of row `which[k]` are above that of `ids[k]`, int64[k]."""
+
     def sums(
         self,
         ref: FullRows,
@@ -150,6 +155,16 @@ class NumpyKernels:
         for i in np.flatnonzero(second == top).tolist():
             ids[i] = codes[i].argmax()
         return ids, top, second
+
+    def above(
+        self, rows: FullRows, which: NDArray[np.int64], ids: NDArray[np.int32]
+    ) -> NDArray[np.int64]:
+        mask = self._buffer("mask", rows.n_vocab, np.bool_)
+        out = np.empty(which.size, np.int64)
+        for k, (i, token) in enumerate(zip(which.tolist(), ids.tolist(), strict=True)):
+            row = rows.codes[i]
+            out[k] = np.count_nonzero(np.greater(row, row[token], out=mask))
+        return out
 
     def sums(
         self,

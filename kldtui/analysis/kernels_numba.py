@@ -28,6 +28,15 @@ _C4 = np.float32(0.006760301598635502)
 _MANTISSA = np.int32(23)
 _ZERO = np.float32(0)
 _TILE = 1024
+_MANY = 1 << 14
+
+
+@njit(cache=True, nogil=True)
+def _most(codes):  # type: ignore[no-untyped-def]
+    most = np.uint16(0)
+    for j in range(codes.size):
+        most = max(most, codes[j])
+    return most
 
 
 @njit(cache=True, nogil=True)
@@ -35,24 +44,40 @@ def _tops(codes, step, n, ids, top, second):  # type: ignore[no-untyped-def]
     """Per row the lowest id of the best code, that code, and the best of all others."""
     for i in range(ids.size):
         row = codes[i * step : i * step + n]
-        best, other, tile = -1, -1, 0
+        best, other, found = -1, 0, 0
         for start in range(0, n, _TILE):
-            most = np.uint16(0)
-            for j in range(start, min(n, start + _TILE)):
-                most = max(most, row[j])
+            most = int(_most(row[start : start + _TILE]))
             if most > best:
-                other, best, tile = best, int(most), start
+                other, best, found = max(best, 0), most, start
             elif most > other:
-                other = int(most)
-        at = tile
-        while row[at] != best:
+                other = most
+        tile = row[found : found + _TILE]
+        at = 0
+        while tile[at] != best:
             at += 1
-        for j in range(tile, min(n, tile + _TILE)):
-            if j != at and row[j] > other:
-                other = int(row[j])
-        ids[i] = at
+        inside = max(_most(tile[:at]), _most(tile[at + 1 :]))
+        ids[i] = found + at
         top[i] = best
-        second[i] = max(other, 0)
+        second[i] = max(other, int(inside))
+
+
+@njit(cache=True, nogil=True)
+def _count(codes, code):  # type: ignore[no-untyped-def]
+    """How many of at most 65,535 codes are above one: in 16 bits, as many at once as fit."""
+    count = np.uint16(0)
+    for j in range(codes.size):
+        count = np.uint16(count + (np.uint16(1) if codes[j] > code else np.uint16(0)))
+    return count
+
+
+@njit(cache=True, nogil=True)
+def _above(codes, step, n, rows, ids, out):  # type: ignore[no-untyped-def]
+    for r in range(rows.size):
+        row = codes[rows[r] * step : rows[r] * step + n]
+        code, count = row[ids[r]], 0
+        for start in range(0, n, _MANY):
+            count += int(_count(row[start : start + _MANY], code))
+        out[r] = count
 
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath=_LOOSE)
@@ -106,6 +131,7 @@ class NumbaKernels:
         one = np.ones(1, np.float32)
         rows = FullRows(codes, one, -one, -one, np.zeros(1, np.uint8))
         self.tops(rows)
+        self.above(rows, np.zeros(1, np.int64), np.zeros(1, np.int32))
         self.sums(rows, rows, np.ones(1, np.int64), -one, np.ones(1, bool))
 
     def tops(
@@ -117,6 +143,14 @@ class NumbaKernels:
         top, second = np.empty(count, np.uint16), np.empty(count, np.uint16)
         _tops(codes, step, rows.n_vocab, ids, top, second)
         return ids, top, second
+
+    def above(
+        self, rows: FullRows, which: NDArray[np.int64], ids: NDArray[np.int32]
+    ) -> NDArray[np.int64]:
+        codes, step = rows.flat()
+        out = np.empty(which.size, np.int64)
+        _above(codes, step, rows.n_vocab, which, ids, out)
+        return out
 
     def sums(
         self,

@@ -85,21 +85,21 @@ def look_up(rows: Rows, ids: NDArray[np.int32]) -> tuple[NDArray[np.float32], ND
 
 
 def ranks_of(
-    rows: Rows, ids: NDArray[np.int32], best: NDArray[np.integer[Any]]
+    rows: Rows, ids: NDArray[np.int32], best: NDArray[np.integer[Any]], kernels: Kernels
 ) -> NDArray[np.int32]:
     """1 for the best, equal for equals; 0 where unknown. best: the id of each row's best."""
-    out = np.zeros(len(rows), np.int32)
-    out[(ids == best) & (rows.invalid == 0)] = 1
-    for i in np.flatnonzero((ids != best) & (rows.invalid == 0)).tolist():
-        token = int(ids[i])
-        if isinstance(rows, FullRows):
-            if 0 <= token < rows.n_vocab:
-                row = rows.codes[i]
-                out[i] = 1 + np.count_nonzero(row > row[token])
-        else:
-            hit = np.flatnonzero(rows.ids[i] == token)
-            if token >= 0 and hit.size:
-                out[i] = 1 + np.count_nonzero(rows.logp[i] > rows.logp[i, hit[0]])
+    valid = rows.invalid == 0
+    out = np.where((ids == best) & valid, np.int32(1), np.int32(0))
+    apart = np.flatnonzero((ids != best) & (ids >= 0) & valid)
+    if isinstance(rows, FullRows):
+        apart = apart[ids[apart] < rows.n_vocab]
+        if apart.size:
+            out[apart] = 1 + kernels.above(rows, apart, ids[apart])
+        return out
+    for i in apart.tolist():
+        hit = np.flatnonzero(rows.ids[i] == ids[i])
+        if hit.size:
+            out[i] = 1 + np.count_nonzero(rows.logp[i] > rows.logp[i, hit[0]])
     return out
 
 
