@@ -75,13 +75,18 @@ def test_a_trace_becomes_a_reference_and_what_was_left_out_is_said(tmp_path: Pat
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["score", "REF"], "--server URL, or --model FILE.gguf"),
-        (["score", "REF", "--server", "h", "--model", "x"], "--server URL, or --model FILE.gguf"),
+        (["score", "REF"], "--server URL, --model FILE.gguf or --mlx-model FOLDER"),
+        (
+            ["score", "REF", "--server", "h", "--model", "x"],
+            "--server URL, --model FILE.gguf or --mlx-model FOLDER",
+        ),
         (["score", "REF", "--server", "ftp://x"], "no HTTP URL"),
         (["score", "REF", "--server", "http://127.0.0.1:9"], "nothing answers there"),
         (["score", "REF", "--server", "h", "--chunks", "1-9"], "has chunks 0 to 2"),
         (["score", "nothing.kld", "--server", "h"], "cannot be opened"),
         (["score", "REF", "--model", "nothing.gguf"], "no such model: nothing.gguf"),
+        (["score", "REF", "--mlx-model", "nothing"], "no MLX folder"),
+        (["score", "REF", "--mlx-model", "x", "--kld", "--all"], "--kld: a .kld file holds"),
         (["rollout", "--prompts", "REF", "--server", "h"], "is no UTF-8 text"),
         (["rollout", "--prompts", "x", "--server", "h", "--seed", "3"], "give --temperature"),
         (["import", "nothing.jsonl", "--server", "h"], "cannot be read"),

@@ -23,6 +23,7 @@ from kldtui.cli.recording import ChunkRange
 from kldtui.engines import Engine, open_engine, wait_ready
 from kldtui.engines.base import EngineInfo
 from kldtui.engines.llama_server import LlamaServer
+from kldtui.engines.mlx_child import MlxChild
 from kldtui.engines.prompting import renderer
 from kldtui.engines.supervise import ServedModel
 from kldtui.errors import KldtuiError
@@ -33,6 +34,7 @@ from kldtui.recorder.score import ScoreJob
 from kldtui.recorder.stream import OfChunks, OfRecording
 from kldtui.recorder.trace import read_trace
 from kldtui.recorder.turns import Reader, to_score
+from kldtui.recorder.whole_rows import WholeRowsJob
 from kldtui.recordings import open_recording
 from kldtui.vocab.glyphs import safe
 
@@ -70,6 +72,12 @@ def _engine_options(command: Command) -> Command:
             "-o", "--output", required=True, type=_FILE, metavar="FILE", help="The run to write."
         ),
         click.option(
+            "--mlx-model",
+            type=_FILE,
+            metavar="FOLDER",
+            help="An MLX folder, which is run here (kldtui[mlx]).",
+        ),
+        click.option(
             "--model", type=_FILE, metavar="FILE.gguf", help="A GGUF file, which is served here."
         ),
         click.option("--server", metavar="URL", help="A server of the model."),
@@ -91,6 +99,9 @@ def _engine_options(command: Command) -> Command:
 @click.option(
     "--stepwise", is_flag=True, help="Ask llama-server for one token at a time, without grammars."
 )
+@click.option(
+    "--kld", is_flag=True, help="With --mlx-model: whole rows, as a .kld file; everything is exact."
+)
 def score(
     ref: Path,
     output: Path,
@@ -98,6 +109,7 @@ def score(
     chunks: tuple[int, int] | None,
     whole: bool,
     stepwise: bool,
+    kld: bool,
     **source: Any,
 ) -> None:
     """Record what a model says of REF's tokens: a quant of REF, to compare with it.
@@ -105,6 +117,8 @@ def score(
     REF is a .kld file or a run. Stopped at any point, the same command goes on. API keys are
     read from KLDTUI_QUANT_API_KEY or KLDTUI_API_KEY.
     """
+    if kld and (whole or (chunks is not None and chunks[0])):
+        raise KldtuiError("--kld: a .kld file holds the scored half of all chunks from 0 on")
     with contextlib.closing(open_recording(ref)) as recording:
         stream = OfRecording(recording, chunks, whole=whole)
         asked: dict[str, Any] = {"ref": ref.name, "positions": "all" if whole else "scored"}
@@ -116,6 +130,12 @@ def score(
             if warning is not None:
                 _say(warning)
             add_bos, bos_id = bos_rule(recording, info.add_bos, info.bos_id)
+            if kld:
+                last = None if chunks is None else chunks[1]
+                rows = WholeRowsJob(
+                    engine, recording, output, last=last, add_bos=add_bos, bos_id=bos_id
+                )
+                return await rows.run(show)
             job = ScoreJob(
                 engine,
                 stream,
@@ -282,15 +302,18 @@ class _Source:
         self,
         server: str | None,
         model: Path | None,
+        mlx_model: Path | None,
         threads: int | None,
         gpu_layers: int | None,
         *,
         n_ctx: int,
         role: Literal["ref", "quant"] = "quant",
     ) -> None:
-        if (server is None) == (model is None):
-            raise KldtuiError("give the model: --server URL, or --model FILE.gguf")
-        self._server, self._model, self._role = server, model, role
+        if sum(one is not None for one in (server, model, mlx_model)) != 1:
+            raise KldtuiError(
+                "give the model, once: --server URL, --model FILE.gguf or --mlx-model FOLDER"
+            )
+        self._server, self._model, self._mlx, self._role = server, model, mlx_model, role
         self._n_ctx, self._threads, self._gpu_layers = n_ctx, threads, gpu_layers
 
     @contextlib.asynccontextmanager
@@ -309,13 +332,18 @@ class _Source:
                 )
                 await stack.enter_async_context(served)
                 url, build = served.url, served.program
-            engine = open_engine(url or "", self._role, build=build)
+            engine: Engine
+            if self._mlx is not None:
+                _say(f"loading {self._mlx.name}")
+                engine = MlxChild(self._mlx)
+            else:
+                engine = open_engine(url or "", self._role, build=build)
             stack.push_async_callback(engine.close)
             told = False
 
             def waiting(_: float) -> None:
                 nonlocal told
-                if not told:
+                if not told and self._mlx is None:
                     _say(f"{engine.url} loads its model; waiting")
                 told = True
 

@@ -10,6 +10,11 @@ One connection is one answer, in JSON lines: `{"ids", "n", "top_n", "cache"}` co
 `{"read", "of"}` goes out while the prompt is read, `{"id", "logp", "top": [[id, log p], …]}` for
 each token (nats), and last `{"end": "eog" | "limit", "cached"}` or `{"error"}`. Whoever closes the
 connection cancels the answer.
+
+A given text is scored by `{"ids", "score": start, "top_n", "also": [id or null, …]}`: each token
+from `start` on gets its line, `also` in it being log p of the other id that was asked for there.
+With `"rows": path` in place of `top_n` and `also`, the logits are written to files, float32, some
+rows each: `{"rows", "file"}` says so, and the next are computed once any line has come back.
 """
 
 from __future__ import annotations
@@ -23,6 +28,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+_STEP, _STEP_VALUES = 512, 1 << 25
+"""Tokens, and logits, that are computed at a time where a text is scored."""
 
 
 class Model:
@@ -76,6 +84,52 @@ class Model:
                     return
         yield {"end": "limit", "cached": reused}
 
+    def score(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The lines of a given text that is scored, computed some hundred tokens at a time."""
+        mx, start = self._mx, int(request["score"])
+        ids = [int(id) for id in request["ids"]]
+        if not 0 < start < len(ids) or min(ids) < 0 or max(ids) >= self.n_vocab:
+            yield {"error": "the text contains invalid tokens"}
+            return
+        cache, at = self._new(), 0
+        step = max(1, min(_STEP, _STEP_VALUES // self.n_vocab))
+        self._held = ([], [])
+        with self._wired(self._model):
+            while at < len(ids) - 1:
+                # What is read before the first row that is wanted needs no rows of its own.
+                end = start - 1 if at < start - 1 else len(ids) - 1
+                stop = min(at + step, end)
+                logits = self._model(mx.array(ids[at:stop])[None], cache=cache)[0]
+                if at < start - 1:
+                    mx.eval([part.state for part in cache])
+                    yield {"read": stop, "of": len(ids)}
+                else:
+                    yield from self._scored(request, logits, ids[at + 1 : stop + 1], at + 1 - start)
+                at = stop
+                mx.clear_cache()
+        yield {"end": "limit", "cached": 0}
+
+    def _scored(
+        self, request: dict[str, Any], logits: Any, targets: list[int], first: int
+    ) -> Iterator[dict[str, Any]]:
+        """Lines of the rows that predict `targets`, the first being row number `first`."""
+        import numpy as np
+
+        mx = self._mx
+        logits = logits.astype(mx.float32)
+        if "rows" in request:
+            file = f"{request['rows']}.{first}"
+            np.array(logits).tofile(file)
+            yield {"rows": len(targets), "file": file}
+            request["wait"]()
+            return
+        logps = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        mx.eval(logps)
+        for k, id in enumerate(targets):
+            other = request["also"][first + k]
+            line = {"id": id, **self._best(logps[k], id, request["top_n"])}
+            yield line if other is None else {**line, "also": float(logps[k, other])}
+
     def _new(self) -> list[Any]:
         return list(self._cache.make_prompt_cache(self._model))
 
@@ -116,8 +170,10 @@ def serve(model: Model, listener: socket.socket) -> None:
                 to.sendall(json.dumps(line).encode() + b"\n")
 
             request["progress"] = lambda done, all, send=send: send({"read": done, "of": all})
+            request["wait"] = asked.readline
+            answer = model.score if "score" in request else model.answer
             try:
-                for line in model.answer(request):
+                for line in answer(request):
                     send(line)
             except OSError:
                 raise

@@ -21,9 +21,13 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kldtui.engines.base import Capabilities, EngineInfo, Finish, Reason, Token, Top
 from kldtui.engines.mlx_folder import folder_facts, is_mlx_folder
 from kldtui.engines.parity import OwnTokenizer
+from kldtui.engines.scoring import Scored, Seen
 from kldtui.engines.supervise import Child, last_words
 from kldtui.engines.values import best_first, log_probability
 from kldtui.errors import (
@@ -57,11 +61,13 @@ def can_run_mlx() -> bool:
 
 
 class MlxChild:
-    """An engine over one MLX folder. One answer at a time.
+    """An engine over one MLX folder. One answer at a time. It scores a text in one pass.
 
     `connect` starts the child and raises EngineLoading while it loads; it starts a new one where
     the last has died. `close` ends it; it ends with this process too, however that ends.
     """
+
+    one_pass = True
 
     def __init__(
         self,
@@ -268,13 +274,75 @@ class MlxChild:
                     return self._token(line).top
         raise EngineBroke(f"{self.url}: it generated nothing")
 
-    async def _lines(
+    # ── a given text ─────────────────────────────────────────────────────────────────────────
+
+    async def score_also(
+        self,
+        prefix: Sequence[int],
+        targets: Sequence[int],
+        also: Sequence[int | None],
+        top_n: int,
+        seen: Seen | None = None,
+    ) -> list[Scored]:
+        """What it says of each of `targets` after `prefix`, and of one other id at each; nats.
+
+        In one forward pass. Raises EngineError.
+        """
+        request = {
+            "ids": [int(id) for id in (*prefix, *targets)],
+            "score": len(prefix),
+            "top_n": top_n,
+            "also": list(also),
+        }
+        found: list[Scored] = []
+        async with self._turn, contextlib.aclosing(self._asked(request)) as lines:
+            async for line in lines:
+                if "id" in line:
+                    token = self._token(line)
+                    other = line.get("also")
+                    found.append(Scored(token.id, token.logp, token.top, other))
+                    if seen is not None:
+                        seen(len(found))
+        if [one.id for one in found] != list(targets):
+            raise EngineBroke(f"{self.url}: it scored other tokens than were sent")
+        return found
+
+    async def rows(
+        self, prefix: Sequence[int], targets: Sequence[int]
+    ) -> AsyncGenerator[NDArray[np.float32], None]:
+        """The logits that predict `targets` after `prefix`, float32[r, n_vocab], some at a time.
+
+        In one forward pass. Raises EngineError.
+        """
+        if self._work is None:
+            raise EngineError(f"{self.url}: not connected yet")
+        n_vocab = int(self._facts["n_vocab"])
+        request = {
+            "ids": [int(id) for id in (*prefix, *targets)],
+            "score": len(prefix),
+            "rows": str(self._work / "rows"),
+        }
+        async with self._turn, contextlib.aclosing(self._asked(request)) as lines:
+            async for line in lines:
+                if "rows" in line:
+                    file = self._work / Path(line["file"]).name
+                    logits = await asyncio.to_thread(np.fromfile, file, np.float32)
+                    file.unlink()
+                    yield logits.reshape(int(line["rows"]), n_vocab)
+
+    # ── lines ────────────────────────────────────────────────────────────────────────────────
+
+    def _lines(
         self, prefix: Sequence[int], n: int, top_n: int, cache: bool
     ) -> AsyncGenerator[dict[str, Any], None]:
+        """What the child says of a continuation."""
+        ids = [int(id) for id in prefix]
+        return self._asked({"ids": ids, "n": n, "top_n": top_n, "cache": cache})
+
+    async def _asked(self, request: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """What the child says, up to its `end`; closing this cancels the answer."""
         if self._child is None or self._work is None or not self._ready.is_set():
             raise EngineError(f"{self.url}: not connected yet")
-        request = {"ids": [int(id) for id in prefix], "n": n, "top_n": top_n, "cache": cache}
         try:
             reader, writer = await asyncio.open_unix_connection(self._work / "s", limit=_LINE_BYTES)
         except OSError:
@@ -293,6 +361,8 @@ class MlxChild:
                 yield line
                 if "end" in line:
                     return
+                if "rows" in line:
+                    writer.write(b"\n")
         except TimeoutError:
             raise EngineBroke(f"{self.url}: it has stopped answering") from None
         except (OSError, ValueError):

@@ -13,6 +13,7 @@ import os
 import struct
 from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,10 +125,37 @@ class KldWriter:
         self._spread = spread
         header = _MAGIC[version] + struct.pack("<iii", n_ctx, n_vocab, n_chunk)
         try:
-            self._file = path.open("wb")
+            self._file: BinaryIO = path.open("wb")
             self._file.write(header + tokens.tobytes())
         except OSError as error:
             raise RecordingError(f"{path}: cannot be written: {error.strerror}") from None
+
+    @classmethod
+    def go_on(cls, path: Path, tokens: NDArray[np.int32], n_vocab: int) -> Self:
+        """Append to a version 1 file that was left early; what is no whole chunk is taken off.
+
+        Raises RecordingError for a file of another stream, or one that cannot be written.
+        """
+        tokens = np.asarray(tokens, "<i4")
+        n_chunk, n_ctx = tokens.shape
+        begin = _MAGIC[1] + struct.pack("<iii", n_ctx, n_vocab, n_chunk) + tokens.tobytes()
+        per_chunk = n_ctx - 1 - n_ctx // 2
+        chunk_bytes = per_chunk * 2 * (2 * ((n_vocab + 1) // 2) + 4)
+        writer = cls.__new__(cls)
+        try:
+            file = path.open("r+b")
+            if file.read(len(begin)) != begin:
+                file.close()
+                raise RecordingError(f"{path}: is of another stream; record to another path")
+            held = min(n_chunk, (path.stat().st_size - len(begin)) // chunk_bytes)
+            file.truncate(len(begin) + held * chunk_bytes)
+            file.seek(0, os.SEEK_END)
+        except OSError as error:
+            raise RecordingError(f"{path}: cannot be written: {error.strerror}") from None
+        writer.path, writer.version, writer.n_vocab = path, 1, n_vocab
+        writer.records_left = (n_chunk - held) * per_chunk
+        writer._spread, writer._file = SPREAD, file
+        return writer
 
     def write(self, logits: NDArray[np.float32]) -> None:
         """Append records of logits float32[r, n_vocab], in the order of the positions.

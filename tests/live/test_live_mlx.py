@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import pytest_asyncio
 
@@ -27,6 +28,7 @@ from kldtui.engines.mlx_server import MlxServer
 from kldtui.engines.parity import OwnTokenizer
 from kldtui.engines.supervise import Child, free_port, last_words
 from kldtui.errors import EngineLoading, EngineUnreachable, InexactPrefix
+from kldtui.index import Index, Kind
 from kldtui.position import Position
 from kldtui.recordings import open_recording
 from tests.asking import ask
@@ -235,3 +237,27 @@ async def test_the_recordings_positions_that_no_text_reaches_are_told_before_any
     assert row is not None
     assert top[0][0] == row.top(1)[0][0]
     recording.close()
+
+
+def test_a_folder_is_scored_in_one_pass_against_the_gguf_reference(
+    fp32: Path, smollm2: Path, tmp_path: Path
+) -> None:
+    """The same weights, computed by another library: whole rows, and the run made of them."""
+    ref = smollm2 / "ref.kld"
+    made = []
+    for name, more in (("m.kld", ["--kld"]), ("m.run", [])):
+        line = [sys.executable, "-m", "kldtui", "record", "score", str(ref), "--mlx-model"]
+        line += [str(fp32), "--chunks", "0-0", "-o", str(tmp_path / name), *more]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+        made.append(open_recording(tmp_path / name))
+    recorded = open_recording(ref)
+    index = Index(recorded, made)
+    list(index.scan())
+    whole, best = (pair[:31] for pair in index.pairs)
+    print(f"\nmean KLD {whole['kld'].mean():.4f}, flips {(whole['kind'] == Kind.ROOT).sum()} of 31")
+    assert whole["kld"].mean() < 0.03
+    assert (whole["quant_id"] == best["quant_id"]).all()
+    assert np.allclose(whole["quant_p_ref"], best["quant_p_ref"], atol=1e-3)
+    for recording in (recorded, *made):
+        recording.close()
