@@ -33,7 +33,7 @@ from kldtui.recordings.run import RunRecording, open_run
 from kldtui.rows import TopRow
 from kldtui.vocab import NONE
 from tests import tiny_model
-from tests.builders_engines import model
+from tests.builders_engines import ScriptedEngine, model
 from tests.builders_recorder import CREATED, N_VOCAB, chatml, said
 from tests.fake_server import EOG, FakeLlama
 from tests.fake_vllm import FakeVllm
@@ -250,6 +250,36 @@ async def test_what_vllm_does_not_say_is_asked_of_the_user(tmp_path: Path) -> No
     run = open_run(tmp_path / "r.run")
     assert len(generated(run, 0)) > 1
     run.close()
+
+
+async def test_vllm_reads_texts_and_draws_too(tmp_path: Path) -> None:
+    prompts = [Prompt(1, text="Hello")]
+    async with FakeVllm() as fake:
+        drawn = Sampling(0.7, seed=3)
+        path = tmp_path / "r.run"
+        await roll(fake, path, prompts, n_vocab=tiny_model.N_VOCAB, sampling=drawn)
+        (asked,) = [body for body in fake.bodies("/v1/completions") if body.get("stream")]
+    assert {name: asked[name] for name in ("temperature", "seed", "top_k", "top_p", "min_p")} == {
+        "temperature": 0.7,
+        "seed": 3,
+        "top_k": -1,
+        "top_p": 1.0,
+        "min_p": 0.0,
+    }
+    run = open_run(path)
+    assert run.tokens(0)[0] == tiny_model.BOS
+    first = run.row(Position(0, run.prompt_length(0) or 0))
+    assert isinstance(first, TopRow)
+    assert first.top(2)[1][0] == generated(run, 0)[0], "what was drawn need not be the best"
+    run.close()
+
+
+async def test_an_engine_that_cannot_draw_is_named(tmp_path: Path) -> None:
+    engine = ScriptedEngine([1])
+    with pytest.raises(UnusableEngine, match="llama-server and vLLM can"):
+        RolloutJob(
+            engine, PROMPTS[1:2], [[97]], tmp_path / "r", n=2, top_n=4, sampling=Sampling(1.0)
+        )
 
 
 @pytest.mark.parametrize(

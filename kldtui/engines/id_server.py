@@ -28,12 +28,14 @@ class Answer(Protocol):
     """Reads the events of one answer, or a whole unstreamed one, as they come.
 
     n_prompt: tokens of the prompt as the server counted them. reason: why it ended, None while
-    it goes on. detail: what else is to be said of it.
+    it goes on. detail: what else is to be said of it. greedy: whether each token is to be the
+    most likely one.
     """
 
     n_prompt: int | None
     reason: Reason | None
     detail: str
+    greedy: bool
 
     def feed(self, event: dict[str, Any]) -> list[Token]:
         """The tokens that came with an event.
@@ -147,6 +149,19 @@ class IdServer(ABC):
         character is split, the token that completes it carries all of its bytes, and those
         before it none: the server says no more.
         """
+        async with contextlib.aclosing(self._going_on(prefix, n, top_n, cache)) as items:
+            async for item in items:
+                yield item
+
+    async def _going_on(
+        self,
+        prefix: Sequence[int],
+        n: int,
+        top_n: int,
+        cache: bool,
+        drawn: dict[str, Any] | None = None,
+    ) -> AsyncGenerator[Token | Finish, None]:
+        """As `generate`; with `drawn` in place of what asks for the most likely token."""
         ids = [int(token) for token in prefix]
         room = self._room(len(ids))
         length = n if room is None else max(1, min(n, room))
@@ -155,7 +170,8 @@ class IdServer(ABC):
         async with self._turn:
             while True:
                 answer = self._answer(ids, top_n, cache)
-                body = self._streamed(self._body(ids, length, top_n, cache))
+                answer.greedy = drawn is None
+                body = self._streamed(self._body(ids, length, top_n, cache) | (drawn or {}))
                 try:
                     async with contextlib.aclosing(self._http.stream(self.path, body)) as events:
                         async for event in events:
@@ -202,6 +218,10 @@ class IdServer(ABC):
                 if not isinstance(data, dict):
                     raise self._http.error(EngineBroke, "it sent an answer of no known shape")
                 return data
+
+    async def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """The ids of a text, special tokens in it read as such. Raises EngineError."""
+        return await self._encode(text, special=special)
 
     async def pieces(self, ids: Sequence[int]) -> dict[int, bytes]:
         """The bytes of tokens; those whose bytes its text does not tell are left out.

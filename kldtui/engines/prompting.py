@@ -62,7 +62,7 @@ def sampler(engine: Engine) -> Sampler:
     """The part of a connected engine that draws. Raises UnusableEngine."""
     inner = getattr(engine, "engine", engine)
     if not isinstance(inner, Sampler):
-        raise _lacking(engine, "be asked to draw at a temperature; llama-server can")
+        raise _lacking(engine, "be asked to draw at a temperature; llama-server and vLLM can")
     return inner
 
 

@@ -195,6 +195,7 @@ class SglangAnswer:
         self.n_prompt: int | None = None
         self.reason: Reason | None = None
         self.detail = ""
+        self.greedy = True
         self._n_prefix = n_prefix
         self._top_n = top_n
         self._cache = cache

@@ -10,12 +10,13 @@ that every penalty is sent although it is neutral; with temperature 0 it ignores
 
 from __future__ import annotations
 
+import contextlib
 import re
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
-from kldtui.engines.base import Capabilities, EngineInfo, Reason, Token, Top
+from kldtui.engines.base import Capabilities, EngineInfo, Finish, Reason, Token, Top
 from kldtui.engines.id_server import Answer, IdServer, greedy, scored, whole_characters
 from kldtui.engines.values import best_first, log_probability
 from kldtui.errors import EngineBroke, EngineRefused, UnusableEngine
@@ -124,6 +125,17 @@ class VllmServer(IdServer):
         self._others = tuple(name for name in names[:8] if name != names[chosen])
         return cards[chosen]
 
+    async def sample(
+        self, prefix: Sequence[int], n: int, top_n: int, *, temperature: float, seed: int
+    ) -> AsyncGenerator[Token | Finish, None]:
+        """As `generate`, but drawn at `temperature` from the whole vocabulary; log p is still the
+        model's own, at temperature 1, unless the server was started with another logprobs mode."""
+        drawn = {"temperature": temperature, "seed": seed, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
+        items = self._going_on(prefix, n, top_n, False, drawn)
+        async with contextlib.aclosing(items) as answer:
+            async for item in answer:
+                yield item
+
     # ── requests ─────────────────────────────────────────────────────────────────────────────
 
     def _body(self, prefix: list[int], n: int, top_n: int, cache: bool) -> dict[str, Any]:
@@ -220,6 +232,7 @@ class VllmAnswer:
         self.n_prompt: int | None = None
         self.reason: Reason | None = None
         self.detail = ""
+        self.greedy = True
         self._prefix = list(prefix)
         self._top_n = top_n
         self._took = took
@@ -273,7 +286,12 @@ class VllmAnswer:
         for k, id in enumerate(ids):
             logp = None if own[k] is None else log_probability(own[k], _ZERO)
             piece = data if k == len(ids) - 1 else b""
-            tokens.append(greedy(int(id), piece, logp, self._top(tops[k] or {})))
+            top = self._top(tops[k] or {})
+            tokens.append(
+                greedy(int(id), piece, logp, top)
+                if self.greedy
+                else Token(int(id), piece, logp, top)
+            )
         return tokens
 
     def _top(self, raw: dict[str, Any]) -> Top:
