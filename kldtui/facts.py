@@ -116,8 +116,11 @@ def count_pair(index: Index, quant: int, thresholds: Thresholds) -> Counts:
 def is_rollout(index: Index) -> bool | None:
     """Whether the stream is the reference's own greedy rollout; None while unknown.
 
-    It is one where every scored stream token is among the reference's best.
+    It is one where every scored stream token is among the reference's best, and that was no chance:
+    a text that was drawn at a temperature is none.
     """
+    if index.drawn:
+        return False
     state, rank = index.ref["state"], index.ref["stream_rank"]
     scored = state == State.SCORED
     # Once all of an entry stands, no rank means that the token is not even in the list.

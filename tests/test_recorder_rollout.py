@@ -23,6 +23,8 @@ from kldtui.errors import (
     StreamMismatch,
     UnusableEngine,
 )
+from kldtui.facts import is_rollout
+from kldtui.index import Index
 from kldtui.position import Position
 from kldtui.recorder.free import branches_from_rollouts, first_divergences
 from kldtui.recorder.prompts import Prompt, PromptFileError, read_prompts
@@ -30,6 +32,7 @@ from kldtui.recorder.rollout import RolloutJob, Sampling, prompt_ids
 from kldtui.recordings import open_quant, open_recording
 from kldtui.recordings.own_rollout import OwnRollouts
 from kldtui.recordings.run import RunRecording, open_run
+from kldtui.report import pair_stats
 from kldtui.rows import TopRow
 from kldtui.vocab import NONE
 from tests import tiny_model
@@ -167,6 +170,21 @@ async def test_drawn_rollouts_are_kept_apart(tmp_path: Path) -> None:
     assert all(body["samplers"] == ["temperature"] for body in asked)
     assert all(body["temperature"] == 0.8 and "top_k" not in body for body in asked)
     run.close()
+
+
+async def test_a_drawn_text_is_no_greedy_rollout_though_it_looks_like_one(tmp_path: Path) -> None:
+    """FDT and SDT are not reckoned on it; at a low temperature every token may be the best."""
+    found = {}
+    for name, sampling in (("greedy", None), ("drawn", Sampling(0.01))):
+        async with server() as fake:
+            await roll(fake, tmp_path / name, sampling=sampling)
+        run = open_run(tmp_path / name)
+        index = Index(run, [run])
+        list(index.scan())
+        assert (index.ref["stream_rank"] == 1).all()
+        found[name] = (is_rollout(index), pair_stats(index, 0).to_json()["fdt"] is not None)
+        run.close()
+    assert found == {"greedy": (True, True), "drawn": (False, False)}
 
 
 # ── going on ─────────────────────────────────────────────────────────────────────────────────

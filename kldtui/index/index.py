@@ -95,6 +95,11 @@ class Index:
     # -- what stands ---------------------------------------------------------------------------
 
     @property
+    def drawn(self) -> bool:
+        """Whether the reference says that its tokens were drawn at a temperature."""
+        return getattr(self._recording, "sampling", None) is not None
+
+    @property
     def complete(self) -> bool:
         """Whether both passes are done everywhere."""
         n = self.layout.n

@@ -85,6 +85,12 @@ class RunRecording:
         return self._header.kind
 
     @property
+    def sampling(self) -> dict[str, Any] | None:
+        """How its rollouts were drawn (temperature, seed, repeat); None where they were not."""
+        said = self._header.fields.get("sampling")
+        return dict(said) if isinstance(said, dict) else None
+
+    @property
     def shape(self) -> StreamShape:
         """n_chunk counts the chunks that are there; `header` has the planned number."""
         return StreamShape(self._header.n_ctx, self._header.n_vocab, len(self._chunks))
