@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from kldtui.branch_log import BranchLog
 from kldtui.branching import (
     DEFAULT_LENGTH,
+    QQ,
     RECORDED,
     RR,
     Arm,
@@ -48,6 +49,7 @@ from kldtui.labels import (
 )
 from kldtui.listing import Filter, Lookups, Order, list_roots
 from kldtui.position import Position
+from kldtui.recorder.free import own_branch
 from kldtui.shelf import Shelf
 from kldtui.slots import EngineSlot
 from kldtui.vocab import from_server
@@ -323,7 +325,8 @@ class Session(Figures):
 
     def recall(self, position: Position, quant: int) -> dict[str, Branch]:
         """The branches of a root by key (`Branch.key`): of this session, stored with its label,
-        made ahead; where the stream is the reference's own rollout, R·r without any server."""
+        made ahead; where the stream is the reference's own rollout, R·r without any server, and Q·q
+        where the quant's recording is rollouts of its own that part here."""
         if not self.quants:
             return {}
         name, labels = self.quants[quant].name, self.labels
@@ -339,6 +342,11 @@ class Session(Figures):
             if branch is not None:
                 self.remember(branch)
                 fitting = {RR.code: branch, **fitting}
+        if QQ.code not in fitting:
+            own = own_branch(self.quants[quant].recording, position, name)
+            if own is not None and _fits(own, starts):
+                self.remember(own)
+                fitting = {**fitting, QQ.code: own}
         return fitting
 
     def _own_rollout(
