@@ -41,16 +41,18 @@ def doubts(session: Session, slot: EngineSlot) -> list[str]:
 async def check(
     session: Session, slot: EngineSlot, position: Position | None, quant: int
 ) -> VerifyResult:
-    """Verify a connected engine against its recording, the slot keeps what came out.
+    """Verify a connected engine against its recording: a quant's own, else the reference's. The
+    slot keeps what came out.
 
     quant: the number of that beside which the reference is told apart. Raises EngineError.
     """
     own, other = session.ref, None
     if session.quants:
         other = session.quants[quant].recording
-    if slot.role != "ref":
+    which: Literal["ref", "quant"] = "ref"
+    if slot.role in session.names:
         own, other = session.quants[session.names.index(slot.role)].recording, session.ref
-    which: Literal["ref", "quant"] = "ref" if slot.role == "ref" else "quant"
+        which = "quant"
     slot.verified = await verify(slot.engine, own, other, session.index, position, which)
     return slot.verified
 

@@ -228,8 +228,9 @@ class Session(Figures):
         return -(-(self.ref.shape.n_ctx + room) // 256) * 256
 
     async def close_engines(self) -> None:
-        """End the engines that kldtui runs itself, and leave the others."""
-        await asyncio.gather(*(slot.engine.close() for slot in self.slots.values()))
+        """End the engines that kldtui runs itself, and the connections to others."""
+        closing = (slot.engine.close() for slot in self.slots.values())
+        await asyncio.gather(*closing, return_exceptions=True)
 
     def slot_for(self, engine: str, quant: int) -> EngineSlot | None:
         """The engine that plays the `ref` or `quant` side."""
@@ -255,26 +256,33 @@ class Session(Figures):
             starts["stream"] = int(tokens[position.t])
         return Place(position, quant, starts)
 
-    def new_branch(self, place: Place, arm: Arm, slot: EngineSlot) -> Branch:
-        """An empty branch of this arm, its prefix as the recording's own model saw it.
+    def prefix(self, position: Position, slot: EngineSlot) -> list[int]:
+        """The ids before a position as a connected engine is sent them.
 
         Where verification found that the recording agrees with another BOS rule than the
-        server's, that rule holds. Raises EngineError where the slot is not connected, KldtuiError
-        where the place has no such token.
+        server's, that rule holds. Raises EngineError where the slot is not connected.
         """
         if slot.info is None:
             raise EngineError(f"{slot.role} server: not connected; {slot.words or 'press c'}")
-        if not place.has(arm):
-            raise KldtuiError(f"{place.position}: no {arm.start} token is known here")
         checked = slot.verified
         by_answers = checked is not None and checked.verdict == "bos"
-        prefix = prefix_of(
+        return prefix_of(
             self.ref,
-            place.position,
+            position,
             checked.add_bos if checked is not None and by_answers else slot.info.add_bos,
             slot.info.bos_id,
             own_rule=not by_answers,
         )
+
+    def new_branch(self, place: Place, arm: Arm, slot: EngineSlot) -> Branch:
+        """An empty branch of this arm, its prefix as the recording's own model saw it.
+
+        Raises EngineError where the slot is not connected, KldtuiError where the place has no
+        such token.
+        """
+        if not place.has(arm):
+            raise KldtuiError(f"{place.position}: no {arm.start} token is known here")
+        prefix = self.prefix(place.position, slot)
         start = place.starts[arm.start]
         verify = slot.verified.to_json() if slot.verified else None
         if verify is not None and slot.dictionary is not None:
@@ -287,7 +295,7 @@ class Session(Figures):
             start_data=self.vocab.piece(start) or b"",
             parent=place.parent,
             prefix_ids=[*prefix, *place.tail],
-            engine=slot.info.to_json(),
+            engine=slot.info.to_json() if slot.info is not None else {},
             settings=dict(slot.engine.settings),
             verify=verify,
         )
@@ -320,7 +328,7 @@ class Session(Figures):
         if self.shelf.find(branch.position, branch.quant, branch.id) is not branch:
             return  # judged as it stood before
         record = self.labels.get(branch.position, branch.quant)
-        if record is not None and any(b.get("id") == branch.id for b in record.branches):
+        if record is not None and any(each.get("id") == branch.id for each in record.branches):
             self.labels.keep_branch(branch.to_json())
 
     def recall(self, position: Position, quant: int) -> dict[str, Branch]:

@@ -36,7 +36,8 @@ COMMANDS = {
     "labels": ("kldtui.cli.labelling:labels", "Summarise a label file."),
     "record": ("kldtui.cli.recording:record", "Make recordings, and runs of other files."),
     "answers": ("kldtui.cli.answers:answers", "Count the benchmark answers that flip."),
-    "branch": ("kldtui.cli.branching:branch", "Continue from a root with both tokens, headless."),
+    "branch": ("kldtui.cli.branching:branch", "Continue from roots with both tokens, headless."),
+    "floor": ("kldtui.cli.floor:floor", "Run the reference's model against itself."),
 }
 """name -> (module:attribute, one line of help)"""
 

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import click
 
+from kldtui.cli.engines import add_engines, quant_engine_options, ref_engine_options
 from kldtui.cli.values import NATS
 from kldtui.config import Config, load_config
 from kldtui.demo import Demo
 from kldtui.errors import KldtuiError
-from kldtui.recordings import name_files, split_named
+from kldtui.recordings import name_files
 from kldtui.session import Session
 
 
@@ -41,13 +42,15 @@ from kldtui.session import Session
     metavar="FILE",
     help="tokenizer.json, a GGUF file, or a folder that holds either.",
 )
-@click.option("--ref-server", metavar="URL", help="The reference's llama-server.")
+@ref_engine_options
+@quant_engine_options
 @click.option(
-    "--quant-server",
-    "quant_servers",
+    "--branches",
+    "branch_files",
     multiple=True,
-    metavar="[NAME=]URL",
-    help="A quant's llama-server; NAME is the quant's.",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Branches made ahead with kldtui branch -o; may be given several times.",
 )
 @click.option(
     "--labels",
@@ -78,7 +81,10 @@ def open_(
     floor: Path | None,
     tokenizer: Path | None,
     ref_server: str | None,
+    ref_model: Path | None,
     quant_servers: tuple[str, ...],
+    quant_models: tuple[str, ...],
+    branch_files: tuple[Path, ...],
     labels: Path | None,
     reviewer: str | None,
     near_tie: float | None,
@@ -99,11 +105,10 @@ def open_(
     try:
         if session.quants:
             session.keep_labels(labels, reviewer or config.reviewer_name)
-        if ref_server is not None:
-            session.add_server("ref", ref_server)
-        for spec in quant_servers:
-            name, url = split_named(spec)
-            session.add_server(_quant_named(session, name), url)
+        session.branch_tokens = config.branch_tokens
+        for path in branch_files:
+            session.open_branches(path)
+        add_engines(session, ref_server, ref_model, quant_servers, quant_models)
         _run(session, config)
     finally:
         session.close()
@@ -149,16 +154,3 @@ def _run(session: Session, config: Config, running: Demo | None = None) -> None:
     from kldtui.ui.app import KldtuiApp
 
     KldtuiApp(session, config, running).run()
-
-
-def _quant_named(session: Session, name: str | None) -> str:
-    if name is not None:
-        if name not in session.names:
-            known = ", ".join(session.names) or "none"
-            raise KldtuiError(
-                f"--quant-server {name}=…: there is no such quant; there are: {known}"
-            )
-        return name
-    if len(session.names) != 1:
-        raise KldtuiError("--quant-server: say which quant it serves, as NAME=URL")
-    return session.names[0]

@@ -81,6 +81,8 @@ def branch_words(
         parts = ["running…" if branch.tokens or not elapsed else "reading the prefix…"]
     if is_recorded(branch):
         parts.insert(0, "the recorded stream itself, no server")
+    elif _from_file(branch):
+        parts.insert(0, "its own recorded rollout, no server")
     if side == "right" and meeting is not None:
         parts.append(_meeting_words(meeting))
     parts.append(f"{len(branch.tokens)} tokens")
@@ -93,9 +95,15 @@ def branch_words(
     return title, " · ".join(parts)
 
 
+def _from_file(branch: Branch) -> bool:
+    """Whether a recording is where the branch comes from, and no server."""
+    details = branch.engine.get("details")
+    return is_recorded(branch) or (isinstance(details, Mapping) and "recorded" in details)
+
+
 def _doubt(branch: Branch) -> str:
     checked = branch.verify or {}
-    if is_recorded(branch):
+    if _from_file(branch):
         return ""
     if checked.get("verdict") != "ok":
         return " ─ NOT VERIFIED"

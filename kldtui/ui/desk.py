@@ -15,7 +15,7 @@ from typing import Any
 from textual.screen import Screen
 from textual.worker import Worker
 
-from kldtui.branching import RR, Arm, Branch, Place, is_recorded, run_branch
+from kldtui.branching import Arm, Branch, Place, is_recorded, run_branch
 from kldtui.errors import (
     ContextExceeded,
     EngineError,
@@ -128,7 +128,8 @@ class Desk:
             for warning in doubts(self._session, slot):
                 self._say(f"{slot.role} server: {warning}", "warning")
             if slot.falls_short(self.top_n):
-                self._say(f"{slot.role} server: {'; '.join(slot.limits(self.top_n))}")
+                limits = "; ".join(slot.limits(self.top_n))
+                self._say(f"{slot.role} server cannot do all: {limits}", "warning")
         except KldtuiError as error:
             slot.state, slot.words = "failed", str(error)
             self._say(f"{slot.role} server: {error}", "error")
@@ -236,11 +237,9 @@ class Desk:
             return
         self._doing("running the reference against itself")
         try:
-            place = self._session.place(facts.position, facts.quant)
-            prefix = self._session.new_branch(place, RR, slot).prefix_ids
             found = await run_floor(
                 slot.engine,
-                prefix,
+                self._session.prefix(facts.position, slot),
                 self.length,
                 slot.top_n(self.top_n),
                 recorded=(facts.ref_id, facts.ref_p_ref),
@@ -261,6 +260,8 @@ class Desk:
             self._say(str(error), "error")
         finally:
             self._doing("")
+            name = self._session.quants[facts.quant].name
+            self._screen.post_message(BranchesChanged(facts.position, name))
 
     # ── branching ────────────────────────────────────────────────────────────────────────────
 

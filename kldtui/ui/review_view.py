@@ -123,12 +123,13 @@ class ReviewView(PairScreen):
         self.refresh_list(keep=False)
         self.refresh_all()
 
-    def on_unmount(self) -> None:
+    async def on_unmount(self) -> None:
         labels = self.session.labels
         if labels is not None and labels.path.exists():
             labels.cursor = self.cursor
         self._cancel_scan.set()
         self._cancel_search.set()
+        await self.session.close_engines()
 
     def _first_cursor(self) -> Position:
         layout = self.session.index.layout

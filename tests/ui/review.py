@@ -22,6 +22,7 @@ from kldtui.errors import EngineError
 from kldtui.session import Session
 from kldtui.slots import EngineSlot
 from kldtui.ui.app import KldtuiApp
+from kldtui.ui.bars import KeyBar
 from kldtui.ui.review import ReviewScreen
 from kldtui.vocab import from_pieces
 from tests.builders import Stream, write_kld
@@ -95,10 +96,12 @@ def write_pair(folder: Path, *, rollout: bool = False) -> tuple[Path, Path, Path
     )
 
 
-def open_review(folder: Path, quants: Sequence[str] = ("q4",), **options: Any) -> Session:
+def open_review(
+    folder: Path, quants: Sequence[str] = ("q4",), *, rollout: bool = False, **options: Any
+) -> Session:
     """A session over the small pair, its labels in `folder`."""
     if not (folder / "ref.kld").exists():
-        write_pair(folder)
+        write_pair(folder, rollout=rollout)
     session = Session.open(
         folder / "ref.kld", [(name, folder / f"{name}.kld") for name in quants], **options
     )
@@ -130,7 +133,12 @@ class ScriptedEngine:
         self.capabilities = Capabilities(True, True, None, True, True)
         self.arriving = b""
         self.asked: list[list[int]] = []
+        self.top_ns: list[int] = []
         self.fails: EngineError | None = None
+        self.hangs: set[str] = set()
+        self.kind = "scripted"
+        self.words = dict(enumerate(WORDS))
+        self.running = self.most_running = 0
         self._rows: dict[tuple[int, ...], Top] = {}
         self._script = script
         for chunk in range(recording.shape.n_chunk):
@@ -140,15 +148,31 @@ class ScriptedEngine:
                 self._rows[tuple(tokens[: int(t)])] = tuple(rows.row(k).top(N_VOCAB))
 
     async def connect(self) -> EngineInfo:
+        await self._hang("connect")
         if self.fails is not None:
             raise self.fails
-        self.info = EngineInfo("scripted", self.url, "model.gguf", "b1", N_VOCAB, 4096, None, False)
+        self.info = EngineInfo(self.kind, self.url, "model.gguf", "b1", N_VOCAB, 4096, None, False)
         return self.info
+
+    async def _hang(self, what: str) -> None:
+        if what in self.hangs:
+            await asyncio.sleep(3600)
 
     async def generate(
         self, prefix: Sequence[int], n: int, top_n: int, *, cache: bool = False
     ) -> AsyncGenerator[Token | Finish, None]:
         self.asked.append(list(prefix))
+        self.top_ns.append(top_n)
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            await self._hang("generate")
+            async for said in self._say(prefix, n):
+                yield said
+        finally:
+            self.running -= 1
+
+    async def _say(self, prefix: Sequence[int], n: int) -> AsyncGenerator[Token | Finish, None]:
         count = 0
         for item in self._script(prefix):
             if isinstance(item, EngineError):
@@ -165,10 +189,11 @@ class ScriptedEngine:
         yield Finish("eog", len(prefix), 1.0, 40.0)
 
     async def next_top(self, prefix: Sequence[int], top_n: int, *, cache: bool = True) -> Top:
+        await self._hang("next_top")
         return self._rows.get(tuple(prefix), ((0, -0.1),))[:top_n]
 
     async def pieces(self, ids: Sequence[int]) -> dict[int, bytes]:
-        return {id: WORDS[id] for id in ids}
+        return {id: self.words[id] for id in ids if id in self.words}
 
     async def close(self) -> None:
         return None
@@ -223,6 +248,19 @@ class Driver:
         width, height = self.app.size
         rows = screen._compositor.render_strips()
         return ["".join(s.text for s in rows[y]).ljust(width) for y in range(height)]
+
+    def inside(self, pane: str) -> str:
+        """The text of one pane, its lines joined by spaces."""
+        widget = self.review.query_one(f"#{pane}")
+        height = widget.content_region.height
+        lines = ("".join(s.text for s in widget.render_line(y)) for y in range(height))
+        return " ".join(" ".join(lines).split())
+
+    @property
+    def notices(self) -> str:
+        """All that is said at the edges now."""
+        passing = self.review.query_one(KeyBar)._told
+        return "\n".join([*(str(said.message) for said in self.app._notifications), passing])
 
     @property
     def text(self) -> str:
