@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from kldtui.index import Index
 from kldtui.position import Position
 from kldtui.recorder.stream import OfChunks, OfRecording, ToScore, stretches
 from kldtui.recordings import open_recording
+from kldtui.recordings.kld import KldRecording
 from kldtui.recordings.run import RunRecording, open_run
 from kldtui.rows import TopRow
 from tests import tiny_model
@@ -148,7 +150,7 @@ async def test_a_run_of_turns_is_scored_with_its_prompts_turns_and_tags(tmp_path
     fields = {"turns": [[4, 6], [9, 12]], "tags": [["user", 0, 4]], "source": {"line": 3}}
     ids = np.array([97, 98, 99, 100, 101, 2, 102, 103, 104, 105, 106, 2], np.int32)
     ts = np.array([4, 5, 9, 10, 11], np.int32)
-    stream = OfChunks([ToScore(ids, ts, (None,) * 5, 4, fields)], 306)
+    stream = OfChunks([ToScore(ids, ts, None, 4, fields)], 306)
     any_ref = reference(tmp_path / "any.kld")
     async with quant_server() as server:
         await score_run(server, any_ref, tmp_path / "ref.run", stream=stream)
@@ -199,6 +201,27 @@ async def test_a_whole_run_is_asked_nothing(tmp_path: Path) -> None:
         assert await score_run(server, ref, tmp_path / "q.run") == 0
         assert len(server.bodies()) == before
     assert (tmp_path / "q.run").read_bytes() == data
+
+
+async def test_going_on_reads_no_rows_of_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reference of 45 GB is not read again for what was recorded yesterday."""
+    ref, path = reference(tmp_path / "ref.kld"), tmp_path / "q.run"
+    async with quant_server() as server:
+        await score_run(server, ref, path)
+        lines = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"".join(lines[:-3]))
+        read: list[int] = []
+        rows = KldRecording.rows
+
+        def watched(self: KldRecording, chunk: int, *more: Any) -> object:
+            read.append(chunk)
+            return rows(self, chunk, *more)
+
+        monkeypatch.setattr(KldRecording, "rows", watched)
+        await score_run(server, ref, path)
+    assert set(read) == {N_CHUNK - 1}
 
 
 async def test_a_server_that_dies_leaves_whole_positions_and_another_goes_on(
@@ -289,7 +312,7 @@ async def test_vllm_by_prompt_log_probabilities(tmp_path: Path) -> None:
     ids = np.array([tiny_model.BOS, *tiny_model.encode("Hello there, you")], np.int32)
     ts = np.arange(4, ids.size, dtype=np.int32)
     far = tuple(50 if k % 2 else None for k in range(ts.size))
-    stream = OfChunks([ToScore(ids, ts, far, None)], tiny_model.N_VOCAB)
+    stream = OfChunks([ToScore(ids, ts, lambda: far)], tiny_model.N_VOCAB)
     any_ref = reference(tmp_path / "any.kld")
     async with FakeVllm(add_bos=False) as fake:
         await score_run(
@@ -317,7 +340,7 @@ async def test_vllm_by_prompt_log_probabilities(tmp_path: Path) -> None:
 
 async def test_no_more_is_asked_of_vllm_than_it_gives(tmp_path: Path) -> None:
     ids = np.array([tiny_model.BOS, *tiny_model.encode("Hello there")], np.int32)
-    chunk = ToScore(ids, np.array([5, 6], np.int32), (None, None), None)
+    chunk = ToScore(ids, np.array([5, 6], np.int32))
     stream = OfChunks([chunk], tiny_model.N_VOCAB)
     any_ref = reference(tmp_path / "any.kld")
     for most in (8, 30):

@@ -120,7 +120,7 @@ class ScoreJob:
         done: int,
     ) -> int:
         """Score what is missing of a chunk; returns how many positions are done then."""
-        wanted = {int(t): other for t, other in zip(chunk.ts, chunk.also, strict=True)}
+        wanted = chunk.wanted
         for start, stop in stretches(chunk.ts, partial(most_at_once, self._by)):
             ts = [t for t in range(start, stop) if t in wanted]
             if not has_all(writer, number, ts):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,14 +24,21 @@ _OWN = ("chunk", "prompt_length", "tokens")
 
 @dataclass(frozen=True, slots=True)
 class ToScore:
-    """One chunk. ts: the positions to be scored, ascending, int32[k]. also: for each of them one
-    other id whose log p is wanted, the reference's token. fields: further fields of its line."""
+    """One chunk. ts: the positions to be scored, ascending, int32[k]. also: gives for each of them
+    one other id whose log p is wanted, the reference's token; None: none is. It is called only
+    where something is still to be scored. fields: further fields of its line."""
 
     tokens: NDArray[np.int32]
     ts: NDArray[np.int32]
-    also: tuple[int | None, ...]
+    also: Callable[[], Sequence[int | None]] | None = None
     prompt_length: int | None = None
     fields: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def wanted(self) -> dict[int, int | None]:
+        """t -> the other id."""
+        others = self.also() if self.also is not None else [None] * self.ts.size
+        return dict(zip(self.ts.tolist(), others, strict=True))
 
 
 class Stream(Protocol):
@@ -102,7 +110,7 @@ class OfRecording:
         return ToScore(
             tokens=tokens,
             ts=ts,
-            also=self._best(number, ts),
+            also=partial(self._best, number, ts),
             prompt_length=length,
             fields={name: value for name, value in told.items() if name not in _OWN},
         )

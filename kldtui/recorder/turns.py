@@ -370,5 +370,5 @@ def to_score(chunks: Sequence[TurnChunk]) -> tuple[list[ToScore], list[list[Any]
             fields["tools"] = tools.index(chunk.tools)
         ts = np.concatenate([np.arange(a, b, dtype=np.int32) for a, b in chunk.turns])
         tokens = np.array(chunk.tokens, np.int32)
-        out.append(ToScore(tokens, ts, (None,) * ts.size, chunk.turns[0][0], fields))
+        out.append(ToScore(tokens, ts, None, chunk.turns[0][0], fields))
     return out, tools
