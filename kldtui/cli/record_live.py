@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import os
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -47,6 +46,7 @@ _TOP_N = 40
 _CTX = 8192
 _CTX_HELP = f"With --model: tokens of context (default {_CTX})."
 _WARNINGS = 8
+_KEPT = "{} keeps what was recorded: the same command goes on"
 
 
 def _engine_options(command: Command) -> Command:
@@ -66,7 +66,10 @@ def _engine_options(command: Command) -> Command:
             help="With --model: how many layers go to the GPU (default: llama.cpp decides).",
         ),
         click.option(
-            "--threads", type=click.IntRange(1), metavar="N", help="With --model: CPU threads."
+            "--threads",
+            type=click.IntRange(1),
+            metavar="N",
+            help="With --model: CPU threads (default: half of the cores, 8 at most).",
         ),
         click.option(
             "-o", "--output", required=True, type=_FILE, metavar="FILE", help="The run to write."
@@ -327,7 +330,7 @@ class _Source:
                 served = ServedModel(
                     self._model,
                     n_ctx=n_ctx,
-                    threads=self._threads or os.cpu_count(),
+                    threads=self._threads,
                     gpu_layers=self._gpu_layers,
                 )
                 await stack.enter_async_context(served)
@@ -374,12 +377,12 @@ def _run(
         last = asyncio.run(whole())
     except KeyboardInterrupt:
         show.end()
-        _say(f"stopped; {output} keeps what was recorded: the same command goes on")
+        _say(f"stopped; {_KEPT.format(output)}" if output.exists() else "stopped")
         raise
     except KldtuiError:
         show.end()
         if show.new:
-            _say(f"{output} keeps what was recorded: the same command goes on")
+            _say(_KEPT.format(output))
         raise
     show.end()
     new = last.done - last.before
