@@ -7,7 +7,7 @@ Must not know: what a test wants to show.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,9 @@ import numpy as np
 
 from kldtui.engines.base import Engine
 from kldtui.engines.llama_server import LlamaServer
+from kldtui.engines.vllm import VllmServer
+from kldtui.recorder.prompts import Prompt
+from kldtui.recorder.rollout import RolloutJob, prompt_ids
 from kldtui.recorder.score import ScoreJob
 from kldtui.recorder.stream import OfRecording, Stream
 from kldtui.recordings import open_recording
@@ -23,6 +26,7 @@ from tests.builders import Stream as KldStream
 from tests.builders import write_kld
 from tests.builders_engines import model, served
 from tests.fake_server import EOG, FakeLlama
+from tests.fake_vllm import FakeVllm
 
 N_VOCAB, N_CTX, N_CHUNK = 306, 16, 3
 CREATED = datetime(2026, 11, 30, 12, tzinfo=UTC)
@@ -97,6 +101,67 @@ async def score_run(
 def completions(server: FakeLlama) -> list[dict[str, Any]]:
     """The requests that scored something."""
     return [body for body in server.bodies() if len(body["prompt"]) > 1]
+
+
+# ── rollouts ─────────────────────────────────────────────────────────────────────────────────
+
+LETTERS = model(1, N_VOCAB)
+PROMPTS = [Prompt(1, text="What is"), Prompt(2, ids=(97, 98, 99)), Prompt(4, text="Once")]
+
+
+def teller(others: Mapping[int, int] | None = None, ends_at: int = 14) -> Any:
+    """Says letters, a cut character now and then, and its end after so many tokens in all.
+
+    others: first token of a prompt -> at which length it says something else.
+    """
+
+    def answer(prompt: list[int]) -> list[tuple[int, float]]:
+        length = len(prompt)
+        letter = 97 + (7 * length + prompt[0]) % 13
+        best = 301 if length % 6 == 5 else 0x8E if prompt[-1] == 301 else letter
+        if length >= ends_at:
+            best = EOG
+        if (others or {}).get(prompt[0]) == length:
+            best = letter + 1
+        logp = LETTERS(prompt) - 3.0
+        logp[best] = -0.2
+        order = np.argsort(-logp, kind="stable")
+        return [(int(id), float(logp[id])) for id in order]
+
+    return answer
+
+
+def rolling_server(**more: Any) -> FakeLlama:
+    settings: dict[str, Any] = {"next_top": teller(), "n_ctx": 64, "drift": 0.05, **more}
+    return FakeLlama(**settings)
+
+
+async def roll(
+    fake: FakeLlama | FakeVllm,
+    path: Path,
+    prompts: list[Prompt] = PROMPTS,
+    *,
+    n: int = 10,
+    **more: Any,
+) -> int:
+    engine = LlamaServer(fake.url) if isinstance(fake, FakeLlama) else VllmServer(fake.url)
+    await engine.connect()
+    try:
+        ids = await prompt_ids(engine, prompts)
+        job = RolloutJob(engine, prompts, ids, path, n=n, top_n=4, created=CREATED, **more)
+        last = await job.run()
+    finally:
+        await engine.close()
+    return last.done - last.before
+
+
+async def own_pair(folder: Path) -> tuple[Path, Path]:
+    """They part 3 tokens on from the first prompt, and at the first token from the third."""
+    async with rolling_server() as fake:
+        await roll(fake, folder / "ref.run")
+    async with rolling_server(next_top=teller({ord("W"): 10, ord("O"): 4})) as fake:
+        await roll(fake, folder / "quant.run", n=12)
+    return folder / "ref.run", folder / "quant.run"
 
 
 # ── templates ────────────────────────────────────────────────────────────────────────────────

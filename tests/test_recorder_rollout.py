@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kldtui.branching import Branch
-from kldtui.engines.llama_server import LlamaServer
-from kldtui.engines.vllm import VllmServer
 from kldtui.errors import (
     ContextExceeded,
     EngineBroke,
@@ -28,7 +24,7 @@ from kldtui.index import Index
 from kldtui.position import Position
 from kldtui.recorder.free import branches_from_rollouts, first_divergences
 from kldtui.recorder.prompts import Prompt, PromptFileError, read_prompts
-from kldtui.recorder.rollout import RolloutJob, Sampling, prompt_ids
+from kldtui.recorder.rollout import RolloutJob, Sampling
 from kldtui.recordings import open_quant, open_recording
 from kldtui.recordings.own_rollout import OwnRollouts
 from kldtui.recordings.run import RunRecording, open_run
@@ -36,59 +32,10 @@ from kldtui.report import pair_stats
 from kldtui.rows import TopRow
 from kldtui.vocab import NONE
 from tests import tiny_model
-from tests.builders_engines import ScriptedEngine, model
-from tests.builders_recorder import CREATED, N_VOCAB, chatml, said
-from tests.fake_server import EOG, FakeLlama
+from tests.builders_engines import ScriptedEngine
+from tests.builders_recorder import PROMPTS, chatml, own_pair, roll, rolling_server, said, teller
+from tests.fake_server import EOG
 from tests.fake_vllm import FakeVllm
-
-LETTERS = model(1, N_VOCAB)
-PROMPTS = [Prompt(1, text="What is"), Prompt(2, ids=(97, 98, 99)), Prompt(4, text="Once")]
-
-
-def teller(others: Mapping[int, int] | None = None, ends_at: int = 14) -> Any:
-    """Says letters, a cut character now and then, and its end after so many tokens in all.
-
-    others: first token of a prompt -> at which length it says something else.
-    """
-
-    def answer(prompt: list[int]) -> list[tuple[int, float]]:
-        length = len(prompt)
-        letter = 97 + (7 * length + prompt[0]) % 13
-        best = 301 if length % 6 == 5 else 0x8E if prompt[-1] == 301 else letter
-        if length >= ends_at:
-            best = EOG
-        if (others or {}).get(prompt[0]) == length:
-            best = letter + 1
-        logp = LETTERS(prompt) - 3.0
-        logp[best] = -0.2
-        order = np.argsort(-logp, kind="stable")
-        return [(int(id), float(logp[id])) for id in order]
-
-    return answer
-
-
-def server(**more: Any) -> FakeLlama:
-    settings: dict[str, Any] = {"next_top": teller(), "n_ctx": 64, "drift": 0.05, **more}
-    return FakeLlama(**settings)
-
-
-async def roll(
-    fake: FakeLlama | FakeVllm,
-    path: Path,
-    prompts: list[Prompt] = PROMPTS,
-    *,
-    n: int = 10,
-    **more: Any,
-) -> int:
-    engine = LlamaServer(fake.url) if isinstance(fake, FakeLlama) else VllmServer(fake.url)
-    await engine.connect()
-    try:
-        ids = await prompt_ids(engine, prompts)
-        job = RolloutJob(engine, prompts, ids, path, n=n, top_n=4, created=CREATED, **more)
-        last = await job.run()
-    finally:
-        await engine.close()
-    return last.done - last.before
 
 
 def generated(run: RunRecording, chunk: int) -> list[int]:
@@ -100,7 +47,7 @@ def generated(run: RunRecording, chunk: int) -> list[int]:
 
 
 async def test_a_rollout_is_the_prompt_and_what_the_model_said_by_itself(tmp_path: Path) -> None:
-    async with server() as fake:
+    async with rolling_server() as fake:
         assert await roll(fake, tmp_path / "r.run") == 3
     run = open_run(tmp_path / "r.run")
     assert run.kind == "rollout"
@@ -129,7 +76,7 @@ async def test_a_rollout_is_the_prompt_and_what_the_model_said_by_itself(tmp_pat
 async def test_messages_are_rendered_by_the_servers_own_template(tmp_path: Path) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     conversation = {"messages": [said("user", "hi")], "tools": tools}
-    async with server(template=chatml) as fake:
+    async with rolling_server(template=chatml) as fake:
         await roll(fake, tmp_path / "r.run", [Prompt(1, conversation=conversation), PROMPTS[1]])
     run = open_run(tmp_path / "r.run")
     prompt = run.tokens(0)[: run.prompt_length(0)].tolist()
@@ -141,7 +88,7 @@ async def test_messages_are_rendered_by_the_servers_own_template(tmp_path: Path)
 
 
 async def test_a_model_with_bos_has_it_in_a_texts_prompt_and_not_in_ids(tmp_path: Path) -> None:
-    async with server(add_bos=True) as fake:
+    async with rolling_server(add_bos=True) as fake:
         await roll(fake, tmp_path / "r.run")
     run = open_run(tmp_path / "r.run")
     assert run.tokens(0)[:2].tolist() == [1, ord("W")]
@@ -151,7 +98,7 @@ async def test_a_model_with_bos_has_it_in_a_texts_prompt_and_not_in_ids(tmp_path
 
 
 async def test_drawn_rollouts_are_kept_apart(tmp_path: Path) -> None:
-    async with server() as fake:
+    async with rolling_server() as fake:
         drawn = Sampling(0.8, seed=7, repeat=2)
         assert await roll(fake, tmp_path / "r.run", sampling=drawn) == 6
         asked = [body for body in fake.bodies() if body.get("stream")]
@@ -176,7 +123,7 @@ async def test_a_drawn_text_is_no_greedy_rollout_though_it_looks_like_one(tmp_pa
     """FDT and SDT are not reckoned on it; at a low temperature every token may be the best."""
     found = {}
     for name, sampling in (("greedy", None), ("drawn", Sampling(0.01))):
-        async with server() as fake:
+        async with rolling_server() as fake:
             await roll(fake, tmp_path / name, sampling=sampling)
         run = open_run(tmp_path / name)
         index = Index(run, [run])
@@ -198,7 +145,7 @@ async def test_cut_anywhere_and_gone_on_with_it_is_the_same_file(
     tmp_path: Path, where: float
 ) -> None:
     whole, cut = tmp_path / "whole.run", tmp_path / "cut.run"
-    async with server() as fake:
+    async with rolling_server() as fake:
         if not whole.exists():
             await roll(fake, whole)
         data = whole.read_bytes()
@@ -211,35 +158,35 @@ async def test_cut_anywhere_and_gone_on_with_it_is_the_same_file(
 
 
 async def test_a_server_that_dies_leaves_whole_rollouts(tmp_path: Path) -> None:
-    async with server() as fake:
+    async with rolling_server() as fake:
         await roll(fake, tmp_path / "whole.run")
     path = tmp_path / "r.run"
-    async with server(dies_after=8) as fake:
+    async with rolling_server(dies_after=8) as fake:
         with pytest.raises(EngineBroke):
             await roll(fake, path)
     run = open_run(path)
     assert all(run.chunk_fields(chunk)["stop"] == "eog" for chunk in range(run.shape.n_chunk))
     assert run.shape.n_chunk < 3
     run.close()
-    async with server() as fake:
+    async with rolling_server() as fake:
         await roll(fake, path)
     assert path.read_bytes() == (tmp_path / "whole.run").read_bytes()
 
 
 async def test_a_server_that_goes_on_otherwise_is_said(tmp_path: Path) -> None:
     path = tmp_path / "r.run"
-    async with server() as fake:
+    async with rolling_server() as fake:
         await roll(fake, path)
     lines = path.read_bytes().splitlines(keepends=True)
     last = max(k for k, line in enumerate(lines) if b'"tokens"' in line)
     path.write_bytes(b"".join(lines[: last + 2]))
-    async with server(next_top=teller({ord("O"): 6})) as fake:
+    async with rolling_server(next_top=teller({ord("O"): 6})) as fake:
         with pytest.raises(RecordingError, match="goes on otherwise from the prompt of line 4"):
             await roll(fake, path)
 
 
 async def test_other_prompts_are_not_gone_on_with(tmp_path: Path) -> None:
-    async with server() as fake:
+    async with rolling_server() as fake:
         await roll(fake, tmp_path / "r.run")
         with pytest.raises(RecordingError, match=r"its asked\.prompts is"):
             await roll(fake, tmp_path / "r.run", [PROMPTS[0], PROMPTS[2], PROMPTS[1]])
@@ -249,10 +196,10 @@ async def test_other_prompts_are_not_gone_on_with(tmp_path: Path) -> None:
 
 
 async def test_a_prompt_that_does_not_fit_is_named_by_its_line(tmp_path: Path) -> None:
-    async with server(n_ctx=6) as fake:
+    async with rolling_server(n_ctx=6) as fake:
         with pytest.raises(ContextExceeded, match="prompt of line 1 has 7 tokens, its context 6"):
             await roll(fake, tmp_path / "r.run")
-    async with server() as fake:
+    async with rolling_server() as fake:
         with pytest.raises(EngineError, match="line 2 has id 306"):
             await roll(fake, tmp_path / "r.run", [PROMPTS[0], Prompt(2, ids=(97, 306))])
 
@@ -348,15 +295,6 @@ def test_what_is_wrong_with_prompts_names_the_line(tmp_path: Path, text: str, wo
 # ── two models' own rollouts ─────────────────────────────────────────────────────────────────
 
 
-async def own_pair(folder: Path) -> tuple[Path, Path]:
-    """They part 3 tokens on from the first prompt, and at the first token from the third."""
-    async with server() as fake:
-        await roll(fake, folder / "ref.run")
-    async with server(next_top=teller({ord("W"): 10, ord("O"): 4})) as fake:
-        await roll(fake, folder / "quant.run", n=12)
-    return folder / "ref.run", folder / "quant.run"
-
-
 async def test_rollouts_of_the_same_prompts_part_where_the_models_do(tmp_path: Path) -> None:
     ref, quant = (open_run(path) for path in await own_pair(tmp_path))
     found = dict(first_divergences(ref, quant))
@@ -414,7 +352,7 @@ async def test_as_a_quant_they_are_compared_up_to_where_they_part(tmp_path: Path
 
 async def test_rollouts_of_other_prompts_are_refused(tmp_path: Path) -> None:
     first, _ = await own_pair(tmp_path)
-    async with server() as fake:
+    async with rolling_server() as fake:
         await roll(fake, tmp_path / "other.run", [Prompt(1, text="Else")])
     ref = open_recording(first)
     with pytest.raises(StreamMismatch, match="no prompt is in both"):
