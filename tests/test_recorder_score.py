@@ -4,6 +4,8 @@ was stopped."""
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kldtui.engines.base import Engine
+from kldtui.engines.sglang import SglangServer
 from kldtui.engines.vllm import VllmServer
 from kldtui.errors import (
     ContextExceeded,
@@ -42,6 +46,7 @@ from tests.builders_recorder import (
 )
 from tests.builders_run import contents_of
 from tests.fake_server import BOS, SPECIAL, VOCABULARY
+from tests.fake_sglang import FakeSglang
 from tests.fake_vllm import FakeVllm
 
 FIRST = N_CTX // 2 + 1
@@ -307,18 +312,32 @@ def test_chunks_that_are_not_there_are_named(tmp_path: Path) -> None:
 # ── one pass ─────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_vllm_by_prompt_log_probabilities(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("server", "engine", "path", "asks"),
+    [
+        (partial(FakeVllm, add_bos=False), VllmServer, "/v1/completions", "prompt_logprobs"),
+        (partial(FakeSglang, add_bos=False), SglangServer, "/generate", "input_ids"),
+    ],
+    ids=["vllm", "sglang"],
+)
+async def test_servers_that_score_a_prompt_are_asked_for_a_chunk_at_once(
+    tmp_path: Path,
+    server: Callable[[], FakeVllm | FakeSglang],
+    engine: Callable[[str], Engine],
+    path: str,
+    asks: str,
+) -> None:
     """One request a chunk, and one more where the reference's token is not among the best."""
     ids = np.array([tiny_model.BOS, *tiny_model.encode("Hello there, you")], np.int32)
     ts = np.arange(4, ids.size, dtype=np.int32)
     far = tuple(50 if k % 2 else None for k in range(ts.size))
     stream = OfChunks([ToScore(ids, ts, lambda: far)], tiny_model.N_VOCAB)
     any_ref = reference(tmp_path / "any.kld")
-    async with FakeVllm(add_bos=False) as fake:
+    async with server() as fake:
         await score_run(
-            fake.url, any_ref, tmp_path / "q.run", engine=VllmServer(fake.url), stream=stream
+            fake.url, any_ref, tmp_path / "q.run", engine=engine(fake.url), stream=stream
         )
-        asked = [b for b in fake.bodies("/v1/completions") if "prompt_logprobs" in b]
+        asked = [body for body in fake.bodies(path) if asks in body]
     run = open_run(tmp_path / "q.run")
     more = 0
     for k, t in enumerate(ts.tolist()):
