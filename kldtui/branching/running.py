@@ -87,8 +87,8 @@ class Ends:
     """
 
     def __init__(self, before: str, data: bytes = b"") -> None:
-        self._text = before + raw_text(data)
-        self._after = len(self._text)
+        self._parts = [before + raw_text(data)]
+        self._after = len(self._parts[0])
         self._pending = b""
         self._ids: list[int] = []
 
@@ -103,9 +103,11 @@ class Ends:
                 return self._loops()
             new = self._pending.decode("utf-8", "replace")
         self._pending = b""
-        self._text += new
-        if any(c in new for c in "}]>") and closes_at(self._text, self._after) is not None:
-            return "tool_call"
+        self._parts.append(new)
+        if any(c in new for c in "}]>"):
+            self._parts = ["".join(self._parts)]
+            if closes_at(self._parts[0], self._after) is not None:
+                return "tool_call"
         return self._loops()
 
     def _loops(self) -> Literal["loop"] | None:

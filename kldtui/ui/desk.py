@@ -37,7 +37,7 @@ from kldtui.ui.text import duration
 FLUSH_SECONDS = 0.08
 BEAT_SECONDS = 1.0
 SLICE_SECONDS = 0.002
-"""The longest that tokens are taken in a row before keys and drawing get their turn."""
+"""The longest that tokens are taken in a row before keys and drawing get their turn, as long."""
 _STILL_GOOD = (ContextExceeded, EngineRefused, InexactPrefix, UnusableEngine)
 """Errors after which the server can be asked again as it is."""
 
@@ -412,7 +412,7 @@ class Desk:
             async for _ in items:
                 changed(False)
                 if time.monotonic() - turn > SLICE_SECONDS:
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(SLICE_SECONDS)
                     turn = time.monotonic()
 
 
