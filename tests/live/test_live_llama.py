@@ -229,7 +229,10 @@ def test_the_branch_command(ref_server: str, quant_server: str, smollm2: Path) -
         "ref": "ok",
         "quant": "ok",
     }
-    for arm, url in zip(data["arms"], (ref_server, quant_server), strict=True):
-        answer = direct(url, [*arm["prefix_ids"], arm["start_id"]], 16)
+    urls = {"ref": ref_server, "quant": quant_server}
+    for arm in data["arms"]:
+        answer = direct(urls[arm["engine"]], [*arm["prefix_ids"], arm["start_id"]], 16)
         assert arm["tokens"] == answer["tokens"][: len(arm["tokens"])]
-    assert [arm["start_id"] for arm in data["arms"]] == [data["ref_id"], data["quant_id"]]
+    starts = {(arm["engine"], arm["start_id"]) for arm in data["arms"]}
+    ref, quant = data["ref_id"], data["quant_id"]
+    assert starts == {("ref", ref), ("quant", quant), ("ref", quant)}

@@ -88,7 +88,7 @@ async def test_a_review_by_keyboard_ends_in_a_label_with_both_branches(
     (record,) = document["labels"]
     assert record["class"] == "changes_meaning"
     arms = {branch["arm"]: branch for branch in record["branches"]}
-    assert set(arms) == {"R·r", "Q·q"}
+    assert set(arms) == {"R·r", "Q·q", "R·q"}
     assert [arms["R·r"]["start_id"], arms["Q·q"]["start_id"]] == best
     assert all(branch["engine"]["model"] for branch in arms.values())
     for code, url in (("R·r", ref_server), ("Q·q", quant_server)):
