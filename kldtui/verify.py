@@ -21,7 +21,7 @@ import numpy as np
 
 from kldtui.branching import bos_rule, prefix_of
 from kldtui.engines.base import Engine, Top
-from kldtui.errors import ContextExceeded, EngineRefused
+from kldtui.errors import ContextExceeded, EngineRefused, InexactPrefix
 from kldtui.index import Index, State
 from kldtui.position import Position
 from kldtui.recordings.base import Recording
@@ -236,19 +236,24 @@ def _apart(compared: _Compared) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """Under one BOS rule, for each position the gap to both recordings; float64[positions]."""
+    """Under one BOS rule, for each position the gap to both recordings; float64[positions], NaN
+    where a server that takes text cannot be sent the prefix."""
 
     add_bos: bool
     owns: np.ndarray[Any, np.dtype[np.float64]]
     others: np.ndarray[Any, np.dtype[np.float64]] | None
 
     @property
+    def positions(self) -> int:
+        return int(np.isfinite(self.owns).sum())
+
+    @property
     def own(self) -> float:
-        return float(self.owns.mean())
+        return float(np.nanmean(self.owns)) if self.positions else math.inf
 
     @property
     def other(self) -> float | None:
-        return None if self.others is None else float(self.others.mean())
+        return None if self.others is None or not self.positions else float(np.nanmean(self.others))
 
 
 async def _measure(
@@ -259,13 +264,20 @@ async def _measure(
     bos_id: int | None,
 ) -> _Measured:
     owns, others = [], []
+    can = engine.capabilities
+    asked = _ASKED if can is None or can.top_n_limit is None else min(_ASKED, can.top_n_limit)
     for one in compared:
         prefix = prefix_of(own, one.position, bool(add_bos), bos_id, own_rule=False)
-        top = await engine.next_top(prefix, _ASKED)
+        try:
+            top = await engine.next_top(prefix, asked)
+        except InexactPrefix:
+            owns.append(math.nan)
+            others.append(math.nan)
+            continue
         owns.append(gap(one.own, top))
-        if one.other is not None:
-            others.append(gap(one.other, top))
-    return _Measured(bool(add_bos), np.array(owns), np.array(others) if others else None)
+        others.append(gap(one.other, top) if one.other is not None else math.nan)
+    both = all(one.other is not None for one in compared)
+    return _Measured(bool(add_bos), np.array(owns), np.array(others) if both else None)
 
 
 def gap(row: Row, top: Top) -> float:
@@ -291,7 +303,9 @@ def _nearer(
     a: np.ndarray[Any, np.dtype[np.float64]], b: np.ndarray[Any, np.dtype[np.float64]]
 ) -> bool:
     """Whether `a` is the smaller over the same positions, beyond what chance does."""
-    differences = b - a
+    differences = (b - a)[np.isfinite(a) & np.isfinite(b)]
+    if not differences.size:
+        return False
     mean = float(differences.mean())
     if len(differences) < 2:
         return mean > 0
@@ -312,7 +326,9 @@ def _judge(
     for rule in rules[1:]:
         if rule.own < THRESHOLD and _nearer(rule.owns, best.owns):
             best = rule
-    positions = len(best.owns)
+    positions = best.positions
+    if not positions:
+        return _refused("unchecked", f"none of the prefixes of {name} can be sent to it exactly")
 
     def result(verdict: Verdict, detail: str, rule: _Measured = best) -> VerifyResult:
         return VerifyResult(verdict, rule.own, rule.other, positions, detail, rule.add_bos)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kldtui.engines.base import Top
-from kldtui.errors import ContextExceeded, EngineBroke, EngineRefused
+from kldtui.engines.base import Capabilities, Top
+from kldtui.errors import ContextExceeded, EngineBroke, EngineRefused, InexactPrefix
 from kldtui.index import State
 from kldtui.position import Position
 from kldtui.rows import FullRow, Invalid, TopRow
@@ -52,6 +52,45 @@ async def test_it_costs_short_prefixes_only() -> None:
     result = await verify(asked, long, MemoryRecording(stream, QUANT, first=200))
     assert result.passed
     assert max(len(prefix) for prefix, _ in asked.asked) < 200 + 33
+
+
+class TextServer(ScriptedEngine):
+    """Takes text, and cannot be sent every prefix; gives ten candidates."""
+
+    every = 3
+
+    async def next_top(self, prefix: Any, top_n: int, *, cache: bool = True) -> Top:
+        assert top_n <= 10
+        if len(prefix) % self.every == 0:
+            raise InexactPrefix("the text gives other tokens", 3, 2)
+        return await super().next_top(prefix, top_n, cache=cache)
+
+
+def text_server(distribution: Any, every: int = 3) -> TextServer:
+    """Of the lengths of prefixes it cannot be sent one in `every`."""
+    made = TextServer(next=served(distribution, 0.1), info=info())
+    made.capabilities = Capabilities(False, True, 10, False, False)
+    made.every = every
+    return made
+
+
+async def test_prefixes_that_a_text_server_cannot_be_sent_are_left_out() -> None:
+    result = await verify(text_server(REF), ref, quant)
+    assert result.verdict == "ok"
+    assert 8 <= result.positions < 24
+    wrong = await verify(text_server(QUANT), ref, quant)
+    assert wrong.verdict == "swapped"
+
+
+async def test_where_no_prefix_can_be_sent_nothing_is_claimed() -> None:
+    result = await verify(text_server(REF, every=1), ref, quant)
+    assert result.verdict == "unchecked"
+    assert "can be sent to it exactly" in result.detail
+
+
+async def test_a_recording_that_does_not_say_its_vocabulary_is_compared_all_the_same() -> None:
+    silent = recording(REF, "answers.json", n_vocab=0)
+    assert (await verify(engine(REF), silent, quant)).verdict == "ok"
 
 
 async def test_exchanged_servers_are_named() -> None:
