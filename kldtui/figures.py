@@ -21,7 +21,9 @@ from kldtui.facts import Counts, RootFacts, count_pair, facts_at, is_rollout
 from kldtui.index import Index
 from kldtui.position import Position
 from kldtui.recordings import Recording, open_quant, open_recording
-from kldtui.roots import Thresholds, flips_at, near_tie_from_floor
+from kldtui.recordings.base import chunk_tags
+from kldtui.report import Runs, runs_of
+from kldtui.roots import Thresholds, flips_at, is_root, near_tie_from_floor
 from kldtui.search import find_text
 from kldtui.spans import call_tokens
 from kldtui.vocab import Vocabulary, find_vocabulary
@@ -52,6 +54,7 @@ class Figures:
     tokenizer: Path | None = None
     """What the user named to read text with; a server that takes text needs it too."""
     _calls: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
+    _runs: Runs | None = None
 
     @classmethod
     def open(
@@ -108,6 +111,41 @@ class Figures:
             self.thresholds = Thresholds(measured, "floor")
             self.count_anew()
 
+    @property
+    def runs(self) -> Runs:
+        """The stretches in which a first flip counts: the reference's turns, else its chunks."""
+        if self._runs is None:
+            self._runs = runs_of(self.index, self.ref)
+        return self._runs
+
+    def run_of(self, found: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The number of the run that each flat index lies in, or that ended before it."""
+        starts = np.array([start for start, _ in self.runs.stretches], np.int64)
+        return np.searchsorted(starts, found, side="right")
+
+    def first_flips(self, chunk: int, quant: int) -> set[int]:
+        """Flat indices in a chunk where a run has its first root of a quant.
+
+        Only where that means something: on turns, and on the reference's own rollout.
+        """
+        if self.rollout is not True and self.runs.unit != "turn":
+            return set()
+        where = self.index.layout.chunk_slice(chunk)
+        roots = np.flatnonzero(is_root(self.index, quant)[where]) + where.start
+        _, first = np.unique(self.run_of(roots), return_index=True)
+        return {int(roots[k]) for k in first}
+
+    def tag(self, position: Position) -> str:
+        """What a run says the token is part of (user, assistant, call, …); empty if nothing."""
+        return next(
+            (
+                name
+                for name, start, stop in chunk_tags(self.ref, position.chunk)
+                if start <= position.t < stop
+            ),
+            "",
+        )
+
     def chunk_tokens(self, chunk: int) -> NDArray[np.int32]:
         """The chunk's tokens, int32[length]."""
         return self.ref.tokens(chunk)
@@ -152,14 +190,24 @@ class Figures:
         other = self.quants[quant].recording.row(position) if self.quants else None
         return align(self.ref.row(position), other, stream, n)
 
+    def _calls_in(self, chunk: int) -> NDArray[np.bool_]:
+        """bool[length]: what a run tags as calls, else what looks like one in the text."""
+        tokens = self.chunk_tokens(chunk)
+        tags = chunk_tags(self.ref, chunk)
+        if not tags:
+            return call_tokens(self.vocab, tokens.tolist())
+        inside = np.zeros(len(tokens), bool)
+        for name, start, stop in tags:
+            inside[start:stop] |= name == "call"
+        return inside
+
     def _in_call(self, found: NDArray[np.int64]) -> NDArray[np.bool_]:
         out = np.zeros(found.size, bool)
         for k, i in enumerate(found.tolist()):
             position = self.position(i)
             held = self._calls.get(position.chunk)
             if held is None:
-                held = call_tokens(self.vocab, self.chunk_tokens(position.chunk).tolist())
-                self._calls[position.chunk] = held
+                held = self._calls[position.chunk] = self._calls_in(position.chunk)
             out[k] = held[position.t]
         return out
 

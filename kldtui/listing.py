@@ -126,6 +126,8 @@ class Lookups:
     text: Callable[[int, int], str]
     in_call: Callable[[NDArray[np.int64]], NDArray[np.bool_]]
     """For flat indices: which lie inside a tool call of the stream."""
+    run: Callable[[NDArray[np.int64]], NDArray[np.int64]]
+    """For flat indices, ascending: the number of the run (turn, else chunk) each lies in."""
 
 
 def list_roots(
@@ -138,9 +140,9 @@ def list_roots(
 ) -> NDArray[np.int64]:
     """Flat indices of the positions to list, in order. int64[k].
 
-    The union over the quants (or the one of the filter). `queue`: the first root of each chunk,
-    before the later ones that follow from it; of each, those in tool calls first; then by cost;
-    near ties after all others.
+    The union over the quants (or the one of the filter). `queue`: the first root of each run
+    (turn, else chunk), before the later ones that follow from it; of each, those in tool calls
+    first; then by cost; near ties after all others.
     """
     chosen = (quants.index(wanted.quant),) if wanted.quant else tuple(range(len(quants)))
     found = select(
@@ -162,9 +164,9 @@ def list_roots(
         costs = root_costs(index, found, chosen)
         near = costs < thresholds.near_tie
         if order == "queue":
-            chunks = np.array([index.layout.position(int(i)).chunk for i in found])
+            runs = lookups.run(found)
             later = np.zeros(found.size, bool)
-            later[1:] = chunks[1:] == chunks[:-1]
+            later[1:] = runs[1:] == runs[:-1]
             calls = lookups.in_call(found)
             ranks = np.lexsort((found, -np.nan_to_num(costs, nan=-1.0), ~calls, later, near))
             found, near = found[ranks], near[ranks]

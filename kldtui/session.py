@@ -77,7 +77,7 @@ class Session(Figures):
 
     def listed(self, wanted: Filter, order: Order) -> NDArray[np.int64]:
         """Flat indices of the root list."""
-        lookups = Lookups(self._label_key, self._root_text, self._in_call)
+        lookups = Lookups(self._label_key, self._root_text, self._in_call, self.run_of)
         return list_roots(self.index, wanted, order, self.thresholds, self.names, lookups)
 
     def _label_key(self, i: int, quant: int) -> str | None:

@@ -145,3 +145,15 @@ class EvenRecording(Recording, Protocol):
 def as_even(recording: Recording) -> EvenRecording | None:
     """The recording, if its records can be counted through."""
     return cast(EvenRecording, recording) if hasattr(recording, "flat_rows") else None
+
+
+def chunk_tags(recording: Recording, chunk: int) -> list[tuple[str, int, int]]:
+    """What a run says of a chunk's tokens: (name, first t, t behind the last), in their order.
+
+    Empty for recordings that say nothing of it (docs/run-format.md, `tags`).
+    """
+    fields = getattr(recording, "chunk_fields", None)
+    listed = None if fields is None else fields(chunk).get("tags")
+    if not isinstance(listed, list):
+        return []
+    return [(str(name), int(start), int(stop)) for name, start, stop in listed]

@@ -110,6 +110,13 @@ ACTIONS: tuple[Action, ...] = (
     ),
     Action("quant", "Q", "Other quant", "Look at the next quant of this review", ROOTS),
     Action("heat", "H", "Heat", "Colour the stream by KLD, by margin, or not at all", LOOK),
+    Action(
+        "statistics",
+        "S",
+        "Statistics",
+        "What llama-perplexity prints of this quant, counts, and the floor beside",
+        LOOK,
+    ),
     Action("zoom", "z", "Zoom", "Give the focused pane the whole screen, or give it back", LOOK),
     Action("next-pane", "tab", "Next pane", "Focus the next pane", LOOK, priority=True),
     Action(

@@ -80,6 +80,33 @@ class Question(ModalScreen[bool]):
         self.dismiss(answer)
 
 
+class Page(ModalScreen[None]):
+    """Text to read, in as many columns as it needs."""
+
+    BINDINGS = [  # noqa: RUF012
+        Binding("escape,q,S", "close", "Close", show=False),
+        Binding("j,down", "scroll(1)", show=False),
+        Binding("k,up", "scroll(-1)", show=False),
+        Binding("pagedown,space", "scroll(20)", show=False),
+        Binding("pageup", "scroll(-20)", show=False),
+    ]
+
+    def __init__(self, title: str, text: str) -> None:
+        super().__init__()
+        self._title, self._text = title, text
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(id="page") as box:
+            box.border_title = plain(f"{self._title} ─ Esc closes")
+            yield Static(Text(self._text, no_wrap=True), markup=False)
+
+    def action_close(self) -> None:
+        self.dismiss(None)
+
+    def action_scroll(self, by: int) -> None:
+        self.query_one("#page").scroll_relative(y=by, animate=False)
+
+
 class Help(ModalScreen[None]):
     """All keys by group, the classes, and the marks, from the tables that define them."""
 
@@ -116,6 +143,7 @@ class Help(ModalScreen[None]):
         text.append("Marks\n", marks.TITLE)
         for mark, words in (
             (marks.ROOT, "root: the quant picks another token than the reference"),
+            (marks.FIRST, "root that is the first of its turn, or of a greedy rollout (FDT)"),
             (marks.NEAR_TIE, "root at a near tie: it costs less than the threshold"),
             (marks.TIE, "tie: one of the two cannot rank its best tokens; not a root"),
             (marks.INVALID, "invalid: one of the rows cannot be used"),

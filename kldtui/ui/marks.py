@@ -12,6 +12,7 @@ from functools import cache
 from rich.style import Style
 
 ROOT = "▚"
+FIRST = "◆"
 NEAR_TIE = "≈"
 TIE = "="
 INVALID = "✗"

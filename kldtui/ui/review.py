@@ -23,7 +23,7 @@ from kldtui.ui.bars import ClassesPanel, KeyBar
 from kldtui.ui.branch_actions import NO_ROOT, BranchActions
 from kldtui.ui.branch_pane import BranchPane
 from kldtui.ui.detail_view import DetailView
-from kldtui.ui.dialogs import Help, Prompt, Question
+from kldtui.ui.dialogs import Help, Page, Prompt, Question
 from kldtui.ui.messages import SearchAdvanced
 from kldtui.ui.review_view import PANES
 from kldtui.ui.root_list import RootList
@@ -180,6 +180,15 @@ class ReviewScreen(BranchActions):
     def action_heat(self) -> None:
         self.heat = HEATS[(HEATS.index(self.heat) + 1) % len(HEATS)]
         self.say(f"heat: {self.heat}")
+
+    @work(thread=True, exclusive=True, group="statistics", exit_on_error=False)
+    def action_statistics(self) -> None:
+        """In a thread: a large index takes a second to add up."""
+        if not self.session.quants:
+            self.app.call_from_thread(self.say, "no quant: start with --quant FILE")
+            return
+        title, text = words.statistics(self.session, self.quant)
+        self.app.call_from_thread(self.app.push_screen, Page(title, text))
 
     def action_next_pane(self) -> None:
         self._focus_by(1)

@@ -87,6 +87,7 @@ class StreamView(TokenPane):
             costs = (ref["ref_p_ref"] - pair["ref_p_quant"]).tolist()
             heat = klds if self.heat == "kld" else ref["margin"].tolist()
             near = session.thresholds.near_tie
+            firsts = session.first_flips(chunk, self.quant)
             for k, t in enumerate(ts):
                 style = marks.PLAIN
                 if states[k] == State.INVALID:
@@ -98,7 +99,8 @@ class StreamView(TokenPane):
                     if kinds[k] == Kind.ROOT:
                         is_near = costs[k] < near
                         style += marks.NEAR_STYLE if is_near else marks.ROOT_STYLE
-                        symbols[t] = self._root_mark(Position(chunk, t), is_near)
+                        first = where.start + k in firsts
+                        symbols[t] = self._root_mark(Position(chunk, t), is_near, first)
                     elif kinds[k] == Kind.TIE:
                         style += marks.TIE_STYLE
                         symbols[t] = (marks.TIE, marks.TIE_STYLE)
@@ -108,10 +110,12 @@ class StreamView(TokenPane):
                 styles[t] = marks.HIT
         return Cells(self._displays, styles, symbols)
 
-    def _root_mark(self, position: Position, near: bool) -> tuple[str, Style]:
+    def _root_mark(self, position: Position, near: bool, first: bool) -> tuple[str, Style]:
         record = self._session.label(position, self.quant)
         if record is not None and record.key in marks.LABELS:
             return marks.LABELS[record.key], marks.GOOD
+        if first:
+            return marks.FIRST, marks.NEAR_STYLE if near else marks.ROOT_STYLE
         return (marks.NEAR_TIE, marks.NEAR_STYLE) if near else (marks.ROOT, marks.ROOT_STYLE)
 
     # ── state from above ─────────────────────────────────────────────────────────────────────

@@ -19,6 +19,7 @@ from kldtui.index import Bound, Kind, Progress, State
 from kldtui.listing import Filter, Order
 from kldtui.position import Position
 from kldtui.recordings import Recording
+from kldtui.report import format_stats, pair_stats
 from kldtui.session import Session
 from kldtui.ui import marks
 from kldtui.ui.bars import Part
@@ -152,7 +153,8 @@ def position_detail(session: Session, position: Position, quant: int, n: int) ->
         token = int(session.chunk_tokens(position.chunk)[position.t - 1])
         before = f' after "{session.vocab.display(token).table}"'
     names = ("ref", safe(session.names[quant]) if session.names else "quant")
-    heading = f"{position}{before}"
+    tag = session.tag(position)
+    heading = f"{position}{f' {safe(tag)}' if tag else ''}{before}"
     i = session.flat(position)
     if i is None:
         return None, heading, [("context only: not scored", marks.DIM)], names
@@ -215,6 +217,18 @@ def _figures(session: Session, facts: RootFacts, detail: Detail) -> list[Part]:
     if record is not None and record.note:
         out.append((f"note: {safe(record.note)}", marks.GOOD))
     return out
+
+
+def statistics(session: Session, quant: int) -> tuple[str, str]:
+    """Title and text of the statistics, as `kldtui stats` prints them."""
+    runs = session.runs
+    stats = pair_stats(session.index, quant, session.thresholds, runs)
+    floor = None
+    if session.floor_number is not None:
+        floor = pair_stats(session.index, session.floor_number, session.thresholds, runs)
+    whole = "" if session.index.complete else " ─ as far as scanned"
+    text = format_stats(stats, floor, by_chunk=False)
+    return f"{safe(session.names[quant])} against {safe(session.ref.path.name)}{whole}", text
 
 
 def copied(session: Session, position: Position, quant: int, focused: Widget | None) -> str:

@@ -599,3 +599,22 @@ async def test_only_visible_lines_are_drawn(tmp_path: Path) -> None:
         stream.rendered = 0
         await driver.press("l")
         assert stream.rendered <= 2 * stream.size.height
+
+
+async def test_the_statistics_of_the_quant_can_be_read_on_the_screen(tmp_path: Path) -> None:
+    async with running(open_review(tmp_path), (140, 60)) as driver:
+        await driver.press("S")
+        await driver.until(lambda: "Same top p" in driver.text)
+        assert "q4 against ref.kld" in driver.text
+        assert "Mean    KLD" in driver.text
+        await driver.press("escape")
+        assert "Same top p" not in driver.text
+
+
+async def test_the_first_root_of_each_run_is_marked_on_a_rollout(tmp_path: Path) -> None:
+    async with running(open_review(tmp_path, rollout=True)) as driver:
+        stream = driver.review.query_one("#stream")
+        assert driver.app.session.rollout is True
+        first, later = (driver.app.session.position(i).t for i in (1, 4))
+        assert stream.cells.marks[first][0] == "◆"  # type: ignore[attr-defined]
+        assert stream.cells.marks[later][0] == "▚"  # type: ignore[attr-defined]
