@@ -137,12 +137,18 @@ async def measure(session: Session, plan: Plan, top_n: int) -> dict[str, Speeds]
     """
     speeds: dict[str, Speeds] = {}
     for group in one_server_each(plan.jobs):
-        jobs = sorted((job for _, job in group), key=lambda job: job.prefix)
-        middle = jobs[len(jobs) // 2]
         slot = group[0][0]
-        branch = session.new_branch(middle.place, middle.arm, slot)
-        found = await _measure(slot, [*branch.prefix_ids, branch.start_id], top_n)
-        speeds.update({each.role: found for each, _ in group})
+        jobs = sorted((job for _, job in group), key=lambda job: job.prefix)
+        for at in (len(jobs) // 2, len(jobs) // 4, 0):
+            branch = session.new_branch(jobs[at].place, jobs[at].arm, slot)
+            try:
+                found = await _measure(slot, [*branch.prefix_ids, branch.start_id], top_n)
+            except _ITS_OWN_FAULT:
+                if at == 0:
+                    raise
+                continue
+            speeds.update({each.role: found for each, _ in group})
+            break
     return speeds
 
 

@@ -50,7 +50,8 @@ def server(made: np.ndarray[Any, Any], said: list[int], **more: Any) -> FakeLlam
         row = logp[0]
         for c in (0, 1):
             if len(prompt) >= STREAM.first_t and prompt[1] == STREAM.tokens[c][1]:
-                row = logp[c * STREAM.per_chunk + len(prompt) - STREAM.first_t]
+                t = min(len(prompt), N_CTX - 1)
+                row = logp[c * STREAM.per_chunk + t - STREAM.first_t]
         return [(int(id), float(row[id])) for id in np.argsort(-row, kind="stable")]
 
     return FakeLlama(next_top=next_top, n_vocab=N_VOCAB, **more)

@@ -158,7 +158,7 @@ class Batch:
                 f"{found.generate:,.1f}/s, {duration(most / found.generate)}"
             )
         tell(f"at most {duration(cost(plan, speeds, self._length))} in all")
-        if self._yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        if self._yes or not _at_terminal():
             return True
         return bool(click.confirm("kldtui: make them?", default=True, err=True))
 
@@ -198,6 +198,11 @@ class Batch:
             for line in done.failed[:_NAMED]:
                 tell(line)
             raise KldtuiError(f"{len(done.failed)} branches cannot be made with this engine")
+
+
+def _at_terminal() -> bool:
+    """Whether somebody is there to be asked."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def _words(progress: Progress) -> str:
