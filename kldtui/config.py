@@ -61,7 +61,7 @@ class Config:
 
     near_tie: float = _setting(
         0.3,
-        "A root whose cost is below this many nats is a near tie, unless a floor was measured.",
+        "A root that costs less than this many nats is a near tie, unless a floor is measured.",
         0,
         100,
     )
@@ -191,7 +191,7 @@ def _checked(setting: dataclasses.Field[Any], value: Any) -> Any:
         raise ConfigError(f"{name} must be {rule.words}, not {value}")
     if rule.choices and value not in rule.choices:
         raise ConfigError(
-            f"{name} must be {rule.words}, not {_short(value)}{_nearest(value, rule.choices)}"
+            f"{name} must be {rule.words}, not {_short(value)}{_guess(value, rule.choices)}"
         )
     if rule.low is not None and rule.high is not None and not rule.low <= value <= rule.high:
         raise ConfigError(f"{name} must be {rule.words}, not {_short(value)}")
@@ -212,9 +212,13 @@ def _checked_keys(value: Any) -> dict[str, str]:
     }
 
 
-def _nearest(name: str, known: Collection[str]) -> str:
+def _guess(name: str, known: Collection[str]) -> str:
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
-    return f"; did you mean {found[0]!r}?" if found else f"; known are {', '.join(known)}"
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def _nearest(name: str, known: Collection[str]) -> str:
+    return _guess(name, known) or f"; known are {', '.join(known)}"
 
 
 def _bare(name: str) -> str:

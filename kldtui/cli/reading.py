@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from kldtui.cli.values import NATS
+from kldtui.config import load_config
 from kldtui.errors import KldtuiError
 from kldtui.index import Index, Progress
 from kldtui.position import Position
@@ -190,7 +191,7 @@ class _Pair:
             measured = near_tie_from_floor(self.index, len(self.names))
             if not math.isnan(measured):
                 return Thresholds(measured, "floor")
-        return Thresholds()
+        return Thresholds(load_config().near_tie)
 
     def stream_id(self, position: Position) -> int:
         if self._chunk[0] != position.chunk:

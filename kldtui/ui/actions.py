@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from textual.binding import Binding
-from textual.keys import _character_to_key
+from textual.keys import _character_to_key, format_key
 
 from kldtui.errors import ConfigError
 
@@ -248,5 +248,5 @@ def check_clashes(keymap: Mapping[str, str]) -> None:
 def keys_of(action: Action, keymap: Mapping[str, str] | None = None) -> str:
     """How the action's keys are shown to people, with the config file's changes."""
     if keymap and action.id in keymap:
-        return keymap[action.id].replace(",", " ")
+        return " ".join(format_key(key) for key in keymap[action.id].split(","))
     return action.shown or action.keys.split(",")[0]

@@ -24,7 +24,7 @@ from kldtui.ui import marks
 from kldtui.ui.text import fit
 
 Part = tuple[str, Style]
-TOLD_SECONDS = 5.0
+TOLD_SECONDS = 4.0
 _DENSITY = " ▁▂▃▄▅▆▇█"
 
 

@@ -14,6 +14,7 @@ from kldtui.recordings import split_named
 from kldtui.ui.branch_pane import BranchPane
 from kldtui.ui.detail_view import DetailView
 from kldtui.ui.dialogs import Prompt
+from kldtui.ui.messages import EnginesChanged
 from kldtui.ui.pairs import View, following
 from kldtui.ui.review_view import ReviewView
 from kldtui.ui.stream import StreamView
@@ -24,6 +25,9 @@ _BUSY = "branches are being made: Esc stops them first"
 
 class BranchActions(ReviewView):
     """The actions of the group Branch."""
+
+    _later: Place | None = None
+    """Where branches were asked for before an engine that is being prepared was there."""
 
     # ── making ───────────────────────────────────────────────────────────────────────────────
 
@@ -47,6 +51,18 @@ class BranchActions(ReviewView):
             return
         self._judge()
         self.desk.branch(self.place, self.session.arms(self.quant), anew=anew)
+        if self.preparing:
+            self._later = self.place
+            self.say("an engine is still being prepared: its branch follows when it is there")
+
+    def on_engines_changed(self, _event: EnginesChanged) -> None:
+        """Make what was asked for before its engine was there."""
+        slot = self.session.slots.get(self.session.names[self.quant]) if self._later else None
+        if slot is None or slot.state != "ready" or self.desk.busy:
+            return
+        place, self._later = self._later, None
+        if self.judging and place == self.place:
+            self.desk.branch(self.place, self.session.arms(self.quant))
 
     def _branch_from_picked(self, token: int) -> None:
         side, at = self._part

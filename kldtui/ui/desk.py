@@ -186,6 +186,7 @@ class Desk:
         slots = [slot for slot in found if slot is not None]
         if not slots:
             self._say("no server to verify: press c to connect one", "warning")
+        good: list[str] = []
         for slot in slots:
             try:
                 await self._ready(slot)
@@ -196,11 +197,12 @@ class Desk:
             except KldtuiError as error:
                 self._broke(slot, error)
                 self._say(f"{slot.role} server: {error}", "error")
-            if slot.verified is not None:
-                passed = slot.verified.passed
-                self._say(
-                    f"{slot.role}: {slot.verified.detail}", "information" if passed else "error"
-                )
+            if slot.verified is not None and slot.verified.passed:
+                good.append(f"{slot.role}: {slot.verified.detail}")
+            elif slot.verified is not None:
+                self._say(f"{slot.role}: {slot.verified.detail}", "error")
+        if good:
+            self._say("  ".join(good))
 
     async def _verify(self, slot: EngineSlot, position: Position | None, quant: int) -> None:
         self._doing(f"verifying the {slot.role} server")

@@ -83,7 +83,7 @@ class ReviewView(PairScreen):
         self.needle = ""
         self.how = "order"
         self._scan_words = ""
-        self._preparing = ""
+        self.preparing = ""
         self._counted = 0.0
         self.scanned = False
         self._cancel_scan = threading.Event()
@@ -169,7 +169,7 @@ class ReviewView(PairScreen):
         self.desk.replace(event.role, event.url, event.program)
 
     def on_preparing(self, event: Preparing) -> None:
-        self._preparing = event.words
+        self.preparing = event.words
         self.refresh_status()
 
     def on_scan_advanced(self, event: ScanAdvanced) -> None:
@@ -256,7 +256,7 @@ class ReviewView(PairScreen):
         )
 
     def refresh_status(self) -> None:
-        activity = self.desk.activity or self._preparing
+        activity = self.desk.activity or self.preparing
         left, right = words.status_parts(
             self.session, self.quant, self._scan_words, activity, self.unsaved
         )

@@ -20,6 +20,7 @@ from kldtui.listing import Filter, Order
 from kldtui.position import Position
 from kldtui.recordings import Recording
 from kldtui.report import format_stats, pair_stats
+from kldtui.roots import FLOOR_ROOTS
 from kldtui.session import Session
 from kldtui.ui import marks
 from kldtui.ui.bars import Part
@@ -129,7 +130,7 @@ def _cut_parts(recordings: Sequence[Recording]) -> list[Part]:
 
 def _floor_part(session: Session) -> Part:
     if session.floor_number is None:
-        return ("floor unknown", marks.DIM)
+        return ("floor not measured", marks.DIM)
     return (f"floor {session.counts[session.floor_number].roots} roots", marks.DIM)
 
 
@@ -254,7 +255,10 @@ def help_facts(session: Session, top_n: int) -> list[str]:
         )
     lines.append(f"text from {safe(session.vocab.source)}. {session.vocab.hint}")
     near = session.thresholds
-    lines.append(f"near tie: cost under {near.near_tie:.3g} nat ({near.near_tie_source})")
+    source = near.near_tie_source
+    if source == "default" and session.floor is not None and session.index.complete:
+        source = f"the default: a floor of fewer than {FLOOR_ROOTS} roots sets none"
+    lines.append(f"near tie: cost under {near.near_tie:.3g} nat ({source})")
     if session.floor is None:
         lines.append(
             "floor not measured: record the reference again with another -ub, --floor FILE"

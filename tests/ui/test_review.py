@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kldtui.config import Config
 from kldtui.errors import EngineBroke, EngineError, EngineUnreachable
 from kldtui.labels import read_labels
 from kldtui.position import Position
@@ -479,7 +480,6 @@ async def test_an_unreachable_server_is_said_and_the_review_goes_on(tmp_path: Pa
 
 
 async def test_plus_continues_a_branch_that_was_cut_by_its_length(tmp_path: Path) -> None:
-    from kldtui.config import Config
 
     session = open_review(tmp_path)
     ref, _ = add_engines(session, lambda p: [0, 1, 2, 4, 7, 8], lambda p: [0, 2])
@@ -493,7 +493,6 @@ async def test_plus_continues_a_branch_that_was_cut_by_its_length(tmp_path: Path
 
 
 async def test_malformed_on_an_unfinished_branch_asks_first(tmp_path: Path) -> None:
-    from kldtui.config import Config
 
     session = open_review(tmp_path)
     add_engines(session, lambda p: [0, 1, 2], lambda p: [0, 1, 2])
@@ -545,7 +544,6 @@ async def test_every_action_of_the_table_exists() -> None:
 
 
 async def test_keys_can_be_changed_in_the_config(tmp_path: Path) -> None:
-    from kldtui.config import Config
 
     async with running(open_review(tmp_path), config=Config(keys={"next-root": "x"})) as driver:
         await driver.press(".")
@@ -618,3 +616,25 @@ async def test_the_first_root_of_each_run_is_marked_on_a_rollout(tmp_path: Path)
         first, later = (driver.app.session.position(i).t for i in (1, 4))
         assert stream.cells.marks[first][0] == "◆"  # type: ignore[attr-defined]
         assert stream.cells.marks[later][0] == "▚"  # type: ignore[attr-defined]
+
+
+async def test_a_branch_asked_for_before_its_engine_is_there_follows_when_it_is(
+    tmp_path: Path,
+) -> None:
+    session = open_review(tmp_path)
+    add_engines(session, lambda p: [0, 1], lambda p: [0, 2])
+    late = session.slots.pop("q4")
+    async with running(session) as driver:
+        driver.review.preparing = "making the quant"
+        await driver.press("b")
+        await driver.until(lambda: "R·r" in session.recall(Position(0, 10), 0))
+        await driver.until(lambda: not driver.review.desk.busy)
+        session.slots["q4"] = late
+        driver.review.desk.connect_all()
+        await driver.until(lambda: "Q·q" in session.recall(Position(0, 10), 0))
+
+
+async def test_a_changed_key_is_shown_as_it_is_typed(tmp_path: Path) -> None:
+    keys = {"next-root": "full_stop,space"}
+    async with running(open_review(tmp_path), config=Config(keys=keys)) as driver:
+        assert ". space next root" in driver.text
