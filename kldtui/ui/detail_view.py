@@ -26,7 +26,7 @@ Shown = tuple[Detail | None, str, list[tuple[str, Style]], tuple[str, str]]
 """What `DetailView.show` takes: the table, its heading, the figures under it, both names."""
 
 
-class DetailView(ScrollView, can_focus=True):
+class DetailView(ScrollView, can_focus=True, inherit_bindings=False):
     """Shows a Detail; `heading` is where it is, `figures` the lines below the table."""
 
     def __init__(self, session: Session, *, id: str) -> None:
@@ -120,8 +120,11 @@ class DetailView(ScrollView, can_focus=True):
 
     def on_resize(self) -> None:
         self._layout_lines()
+        if self.has_focus:
+            self._pick(self._row)
 
     def on_focus(self) -> None:
+        self._pick(self._row)
         self.refresh()
 
     def on_blur(self) -> None:

@@ -26,7 +26,7 @@ from kldtui.ui.text import fit, nats, plain
 TITLES = {"cost": "cost", "kld": "KLD", "margin": "margin"}
 
 
-class RootList(ScrollView, can_focus=True):
+class RootList(ScrollView, can_focus=True, inherit_bindings=False):
     """`rows` are flat indices; `chosen` is a row number."""
 
     def __init__(self, session: Session, *, id: str) -> None:

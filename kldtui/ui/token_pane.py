@@ -42,7 +42,7 @@ def tail(display: Display) -> str:
     return display.text[display.text.rfind(NEWLINE) + 1 :] if display.newline else ""
 
 
-class TokenPane(ScrollView, can_focus=True):
+class TokenPane(ScrollView, can_focus=True, inherit_bindings=False):
     """Tokens in lines. Subclasses fill `cells` with `show` and say what moving means."""
 
     def __init__(self, *, id: str) -> None:

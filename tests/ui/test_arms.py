@@ -237,11 +237,19 @@ async def test_the_picked_row_is_seen_on_every_screen(
         for judging in (False, True):
             if judging:
                 await made(driver, "b")
-            await driver.press("p", "down")
+            await driver.press("p")
             detail = driver.review.query_one(DetailView)
             assert detail.has_focus
-            assert detail.region.area > 0
-            assert detail.token is not None
+            word = session.vocab.display(detail.token or 0).table[:6]
+            assert word in driver.inside("detail")
+            await driver.press("g")
+            tokens = [detail.token]
+            for _ in range(9):
+                await driver.press("down")
+                tokens.append(detail.token)
+                word = session.vocab.display(detail.token or 0).table[:6]
+                assert word in driver.inside("detail")
+            assert len(set(tokens)) == 10
             await driver.press("escape")
 
 

@@ -84,6 +84,18 @@ async def test_arrows_move_over_whole_tokens_and_across_chunks(tmp_path: Path) -
         assert "context only" in driver.text
 
 
+async def test_arrows_move_the_cursor_where_there_is_more_than_fits(tmp_path: Path) -> None:
+    async with running(open_review(tmp_path), (80, 12)) as driver:
+        await driver.press("g", "z")
+        before = driver.review.cursor
+        await driver.press("down", "right")
+        assert driver.review.cursor > before
+        await driver.press("end")
+        assert at(driver) == "c0:t15"
+        await driver.press("home")
+        assert at(driver) == "c0:t0"
+
+
 async def test_chunk_keys_go_to_the_first_scored_position(tmp_path: Path) -> None:
     async with running(open_review(tmp_path)) as driver:
         await driver.press(">")
