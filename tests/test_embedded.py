@@ -53,7 +53,9 @@ async def said(engine: EmbeddedLlama) -> list[int]:
 
 async def test_it_loads_answers_and_is_gone(tmp_path: Path, model: Path) -> None:
     async with FakeLlama(script=[*b"ok", EOG]) as fake:
-        engine = EmbeddedLlama(model, n_ctx=64, program=relay(tmp_path, fake.url, 0.5))
+        engine = EmbeddedLlama(
+            model, n_ctx=64, program=relay(tmp_path, fake.url, 0.5), log_dir=tmp_path
+        )
         assert engine.url == f"gguf:{model}"
         with pytest.raises(EngineError, match="not started"):
             await engine.next_top([5], 3)
@@ -78,7 +80,9 @@ async def test_it_loads_answers_and_is_gone(tmp_path: Path, model: Path) -> None
 async def test_one_that_cannot_start_says_its_last_words_and_may_be_tried_again(
     tmp_path: Path, model: Path
 ) -> None:
-    engine = EmbeddedLlama(model, n_ctx=64, program=engine_program(tmp_path, "fail"))
+    engine = EmbeddedLlama(
+        model, n_ctx=64, program=engine_program(tmp_path, "fail"), log_dir=tmp_path
+    )
     for _ in range(2):
         with pytest.raises(EngineError, match=r"tensor 'blk\.0' is missing.*log: "):
             await wait_ready(engine, interval=0.05)
@@ -87,7 +91,7 @@ async def test_one_that_cannot_start_says_its_last_words_and_may_be_tried_again(
 
 async def test_one_that_died_is_started_anew(tmp_path: Path, model: Path) -> None:
     async with FakeLlama(script=[*b"ok", EOG]) as fake:
-        engine = EmbeddedLlama(model, n_ctx=64, program=relay(tmp_path, fake.url))
+        engine = EmbeddedLlama(model, n_ctx=64, program=relay(tmp_path, fake.url), log_dir=tmp_path)
         await wait_ready(engine, interval=0.05)
         first = noted_pid(tmp_path, "relay")
         (tmp_path / "relay").unlink()

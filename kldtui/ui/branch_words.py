@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kldtui.branching import Arm, Branch, Meeting, Place, is_recorded, meeting
+from kldtui.branching import RR, Arm, Branch, Meeting, Place, is_recorded, meeting
 from kldtui.detail import align
 from kldtui.position import Position
 from kldtui.rows import Invalid, Row, TopRow
@@ -85,6 +85,8 @@ def branch_words(
         parts.insert(0, "its own recorded rollout, no server")
     if side == "right" and meeting is not None:
         parts.append(_meeting_words(meeting))
+    if branch.arm == RR and branch.parent is None:
+        parts += _floor_words(session, branch)
     parts.append(f"{len(branch.tokens)} tokens")
     if branch.tokens_per_second and branch.stop is not None:
         parts.append(f"{branch.tokens_per_second:.0f} tok/s")
@@ -93,6 +95,16 @@ def branch_words(
     elif elapsed is not None and elapsed >= 1:
         parts.append(duration(elapsed))
     return title, " · ".join(parts)
+
+
+def _floor_words(session: Session, branch: Branch) -> list[str]:
+    """What the reference says of itself at this root, where it was asked."""
+    quant = session.names.index(branch.quant) if branch.quant in session.names else 0
+    runs = session.self_run(branch.position, quant)
+    if runs is None:
+        return []
+    parts = [at for at in (runs.parts_off, runs.parts_on) if at is not None]
+    return [f"≠ itself +{min(parts)}" if parts else f"= itself over {runs.tokens}"]
 
 
 def _from_file(branch: Branch) -> bool:

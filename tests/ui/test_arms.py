@@ -485,6 +485,9 @@ async def test_the_floor_is_shown_and_stored_with_the_label(tmp_path: Path) -> N
         await made(driver, "V")
         assert ref.asked == [prefix_of_root(session)] * 3
         assert "with the cache on it parts from itself at +1" in driver.inside("detail")
+        runs.extend([[0], [0]])
+        await made(driver, "b")
+        assert "≠ itself +1" in str(driver.review.pane("left").border_subtitle)
         await driver.press("1")
         await driver.until(lambda: session.label(ROOT, 0))
     record = session.label(ROOT, 0)
