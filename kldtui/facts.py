@@ -28,6 +28,8 @@ class RootFacts:
     ref_id: int
     quant_id: int
     kld: float
+    kld_floored: float
+    kld_more: float
     margin: float
     cost: float
     ref_p_ref: float
@@ -69,6 +71,8 @@ def facts_at(
         ref_id=int(ref["ref_id"]),
         quant_id=int(pair["quant_id"]),
         kld=float(pair["kld"]),
+        kld_floored=float(pair["kld_floored"]),
+        kld_more=float(pair["kld_more"]),
         margin=float(ref["margin"]),
         cost=cost,
         ref_p_ref=float(ref["ref_p_ref"]),

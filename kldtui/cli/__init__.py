@@ -8,7 +8,6 @@ headless ones never load the user interface.
 from __future__ import annotations
 
 import difflib
-import importlib
 import io
 import os
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 import click
 
 from kldtui import __version__
+from kldtui.cli.lazy import LazyGroup
 from kldtui.errors import KldtuiError
 from kldtui.vocab.glyphs import safe
 
@@ -59,25 +59,10 @@ def _os_words(error: OSError) -> str:
     return f"{where}{error.strerror or error}"
 
 
-class DefaultGroup(click.Group):
+class DefaultGroup(LazyGroup):
     """A group whose first word may be left out: then it is `open`."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        module, _, name = COMMANDS[cmd_name][0].partition(":")
-        command = getattr(importlib.import_module(module), name)
-        if not isinstance(command, click.Command):
-            raise TypeError(f"{module}:{name} is not a command")
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, words) for name, (_, words) in COMMANDS.items()])
+    table = COMMANDS
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:

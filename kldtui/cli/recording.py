@@ -6,7 +6,6 @@ Must not know: formats, servers, what a conversion does.
 
 from __future__ import annotations
 
-import importlib
 import math
 import re
 import sys
@@ -17,6 +16,7 @@ from typing import Any, cast
 
 import click
 
+from kldtui.cli.lazy import LazyGroup
 from kldtui.convert import Conversion, Full, Progress, Wanted
 from kldtui.recordings import Recording, open_quant, open_recording
 from kldtui.recordings.kld_stream import KldStream, is_stream
@@ -46,28 +46,11 @@ SUBCOMMANDS = {
 _FILE = click.Path(path_type=Path)
 
 
-class LazyGroup(click.Group):
-    """A group whose commands are imported when they are called."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(SUBCOMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in SUBCOMMANDS:
-            return None
-        module, _, name = SUBCOMMANDS[cmd_name][0].partition(":")
-        command = getattr(importlib.import_module(module), name)
-        if not isinstance(command, click.Command):
-            raise TypeError(f"{module}:{name} is not a command")
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, words) for name, (_, words) in SUBCOMMANDS.items()])
+class _Record(LazyGroup):
+    table = SUBCOMMANDS
 
 
-@click.group(cls=LazyGroup)
+@click.group(cls=_Record)
 def record() -> None:
     """Make recordings: of what a model says of a stream, or of other files."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 
-class Nats(click.ParamType[float]):
+class Nats(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
     """A finite amount of at least 0."""
 
     name = "nats"

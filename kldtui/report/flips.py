@@ -13,11 +13,17 @@ from typing import Any
 
 import numpy as np
 
+from kldtui.facts import facts_at
 from kldtui.index import Bound, Index, Kind, State
 from kldtui.report.stats import finite
 from kldtui.roots import RootQuery, Sort, Thresholds, select
 from kldtui.vocab import Vocabulary, safe
 
+_FROM_FACTS = (
+    *("stream_id", "ref_id", "quant_id", "kld", "kld_floored", "kld_more", "margin", "cost"),
+    *("ref_p_ref", "ref_p_quant", "quant_p_ref", "quant_p_quant", "ref_stream", "quant_stream"),
+    *("ref_rank_quant", "quant_rank_ref", "stream_rank", "bounds"),
+)
 _KINDS = {Kind.AGREE: "agree", Kind.ROOT: "root", Kind.TIE: "tie"}
 
 
@@ -111,39 +117,19 @@ def _row(
     thresholds: Thresholds,
     vocab: Vocabulary,
 ) -> FlipRow:
-    ref, pair = index.ref[i], index.pairs[quant][i]
     position = index.layout.position(i)
-    stream, mine, theirs = stream_ids(position), int(ref["ref_id"]), int(pair["quant_id"])
-    cost = float(ref["ref_p_ref"]) - float(pair["ref_p_quant"])
-    kind = Kind(int(pair["kind"]))
-    valid = pair["state"] == State.SCORED
+    facts = facts_at(index, i, quant, stream_ids(position), thresholds, ())
+    scored = facts.state == State.SCORED
     return FlipRow(
         quant=name,
         chunk=position.chunk,
         t=position.t,
-        kind=_KINDS[kind] if valid else State(int(pair["state"])).name.lower(),
-        stream_id=stream,
-        ref_id=mine,
-        quant_id=theirs,
-        stream_text=_text(vocab, stream),
-        ref_text=_text(vocab, mine),
-        quant_text=_text(vocab, theirs),
-        kld=float(pair["kld"]),
-        kld_floored=float(pair["kld_floored"]),
-        kld_more=float(pair["kld_more"]),
-        margin=float(ref["margin"]),
-        cost=cost,
-        ref_p_ref=float(ref["ref_p_ref"]),
-        ref_p_quant=float(pair["ref_p_quant"]),
-        quant_p_ref=float(pair["quant_p_ref"]),
-        quant_p_quant=float(pair["quant_p_quant"]),
-        ref_stream=float(ref["ref_stream"]),
-        quant_stream=float(pair["quant_stream"]),
-        ref_rank_quant=int(pair["ref_rank_quant"]),
-        quant_rank_ref=int(pair["quant_rank_ref"]),
-        stream_rank=int(ref["stream_rank"]),
-        near_tie=bool(valid and kind == Kind.ROOT and cost < thresholds.near_tie),
-        bounds=Bound(int(ref["bounds"]) & Bound.REF_STREAM | int(pair["bounds"])),
+        kind=_KINDS[facts.kind] if scored else facts.state.name.lower(),
+        stream_text=_text(vocab, facts.stream_id),
+        ref_text=_text(vocab, facts.ref_id),
+        quant_text=_text(vocab, facts.quant_id),
+        near_tie=facts.is_root and facts.near_tie,
+        **{name: getattr(facts, name) for name in _FROM_FACTS},
     )
 
 

@@ -212,6 +212,9 @@ def _figures(session: Session, facts: RootFacts, detail: Detail) -> list[Part]:
         for name, value in (("ref", detail.ref_floor), ("quant", detail.quant_floor))
         if value is not None
     ]
+    if facts.state == State.SCORED and facts.kld_more >= 0.0005:
+        most = f"what lies below the floor adds at most {facts.kld_more:.3f} to the KLD"
+        out.append((most, marks.DIM))
     if floors:
         out.append((f"⊥ floor: {', '.join(floors)}", marks.DIM))
     record = session.label(facts.position, facts.quant)
