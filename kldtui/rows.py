@@ -51,6 +51,45 @@ class Logp(NamedTuple):
 _AROUND = np.arange(-2, 3)
 
 
+class Codes:
+    """Codes of some rows in one run of memory, with words between the rows that are no codes.
+
+    grid: uint16[r, n]. flat: uint16[…], contiguous, begins with the first row's first code; the
+    next row's lies `step` further on.
+    """
+
+    __slots__ = ("flat", "grid", "n", "step")
+
+    def __init__(self, raw: NDArray[np.uint16], skip: int, n: int) -> None:
+        """raw: uint16[r, words], C-contiguous; a row's `n` codes begin `skip` words in."""
+        self.grid = raw[:, skip : skip + n]
+        self.flat = raw.reshape(-1)[skip:]
+        self.step = raw.shape[1]
+        self.n = n
+
+    def __len__(self) -> int:
+        return int(self.grid.shape[0])
+
+
+def least_codes(
+    scale: NDArray[np.float32], base: NDArray[np.float32], cut: float
+) -> NDArray[np.int64]:
+    """The lowest code whose log p is above `cut` nats, int64[r]; 65536 where none is.
+
+    Found in the arithmetic that decoding uses, so that both agree to the last code.
+    """
+    out = np.zeros(scale.shape, np.int64)
+    if cut > -np.inf:
+        with np.errstate(all="ignore"):
+            near = np.ceil((cut - base.astype(np.float64)) / scale)
+            near = np.clip(np.nan_to_num(near), 2, 65533).astype(np.int64)
+            tried = near[:, None] + _AROUND
+            over = scale[:, None] * tried.astype(np.float32) + base[:, None] > np.float32(cut)
+        first = np.where(over.any(axis=1), near - 2 + over.argmax(axis=1), near + 3)
+        out = np.where(scale > 0, first, out)
+    return np.where((scale > 0) | (base > cut), out, 65536)
+
+
 @dataclass(frozen=True, slots=True)
 class FullRows:
     """Rows over the whole vocabulary, as codes: log p = scale * code + base, nats, in float32.
@@ -113,18 +152,7 @@ class FullRows:
 
         0 where all are; 65536 where none is.
         """
-        out = np.full(len(self), int(self.zeros), np.int64)
-        if cut > -np.inf:
-            with np.errstate(all="ignore"):
-                near = np.ceil((cut - self.base.astype(np.float64)) / self.scale)
-            near = np.clip(np.nan_to_num(near), 2, 65533).astype(np.int64)
-            # Found in the arithmetic that decoding uses, so that both agree to the last code.
-            tried = near[:, None] + _AROUND
-            decoded = self.scale[:, None] * tried.astype(np.float32) + self.base[:, None]
-            over = decoded > np.float32(cut)
-            first = np.where(over.any(axis=1), near - 2 + over.argmax(axis=1), near + 3)
-            out = np.where(self.scale > 0, np.maximum(out, first), out)
-        return np.where((self.scale > 0) | (self.base > cut), out, 65536)
+        return np.maximum(least_codes(self.scale, self.base, cut), int(self.zeros))
 
     def above(self, i: int, cut: float) -> NDArray[np.intp]:
         """The ids of row `i` whose log p is above `cut` nats, ascending."""
@@ -133,15 +161,11 @@ class FullRows:
             return np.empty(0, np.intp)
         return np.flatnonzero(self.codes[i] >= np.uint16(least))
 
-    def flat(self) -> tuple[NDArray[np.uint16], int]:
-        """All codes in one contiguous run from the first row's on, and the step from row to row.
-
-        Between the rows lie words that are no codes.
-        """
+    def run(self) -> Codes:
+        """The codes in one run of memory."""
         if self.raw is not None:
-            step = self.raw.shape[1]
-            return self.raw.reshape(-1)[self.skip :], step
-        return np.ascontiguousarray(self.codes).reshape(-1), self.n_vocab
+            return Codes(self.raw, self.skip, self.n_vocab)
+        return Codes(np.ascontiguousarray(self.codes), 0, self.n_vocab)
 
     def part(self, cut: slice) -> FullRows:
         """Some of the rows, sharing their memory."""

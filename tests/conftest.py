@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,19 @@ def smollm2() -> Path:
     if not (folder / "ref.kld").is_file():
         pytest.skip(f"needs the real recordings at {folder} (set KLDTUI_SHARED to their parent)")
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test sees what another run, or a person, has scanned."""
+    folder = tmp_path_factory.mktemp("cache")
+    held = os.environ.get("KLDTUI_CACHE")
+    os.environ["KLDTUI_CACHE"] = str(folder)
+    yield
+    if held is None:
+        del os.environ["KLDTUI_CACHE"]
+    else:
+        os.environ["KLDTUI_CACHE"] = held
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

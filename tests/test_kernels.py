@@ -52,14 +52,14 @@ def test_both_kernels_give_the_tops_and_sums_of_every_vocabulary(
     ref, quant = rows_of(n_vocab, 5, 1), rows_of(n_vocab, 5, 2)
     by_hand = kld_by_hand(ref, quant)
     for kernels in (NumpyKernels(), fast):
-        ids, top, second = kernels.tops(ref)
+        ids, top, second = kernels.tops(ref.run())
         for i, row in enumerate(ref.codes):
             order = np.sort(row)[::-1]
             assert ids[i] == np.flatnonzero(row == row.max())[0]
             assert (top[i], second[i]) == (order[0], order[1])
         which, tokens = np.array([4, 0, 4]), np.array([0, n_vocab - 1, n_vocab // 2], np.int32)
         above = [(ref.codes[i] > ref.codes[i, t]).sum() for i, t in zip(which, tokens, strict=True)]
-        assert kernels.above(ref, which, tokens).tolist() == above
+        assert kernels.above(ref.run(), which, tokens).tolist() == above
         block = analyse_ref(ref, np.zeros(5, np.int32), kernels)
         found = analyse_pair(block, quant, kernels)
         assert found["kld"] == pytest.approx([kld for kld, _ in by_hand], abs=1e-5, rel=1e-4)
@@ -78,7 +78,7 @@ def test_the_best_is_found_wherever_it_is_and_the_lowest_of_equals_wins(
     raw = np.stack([record(codes, 2e-4, -14.0), record(tied, 2e-4, -14.0)])
     rows = decode(raw, 9000, 1)
     for kernels in (NumpyKernels(), fast):
-        ids, top, second = kernels.tops(rows)
+        ids, top, second = kernels.tops(rows.run())
         assert ids.tolist() == [place, 5]
         assert top.tolist() == [60_000, 60_001]
         assert second.tolist() == [699, 60_001]

@@ -13,8 +13,10 @@ from kldtui.analysis.blocks import (
     RefRows,
     analyse_pair,
     analyse_ref,
+    doubtful,
     first_pair,
     first_ref,
+    put_sums,
     second_pair,
     second_ref,
 )
@@ -30,8 +32,9 @@ from kldtui.analysis.columns import (
     State,
     missing_pair,
 )
-from kldtui.analysis.kernels import Kernels, NumpyKernels, load_fast
-from kldtui.analysis.reading import KLD_CUT, MASS_TOLERANCE
+from kldtui.analysis.kernels import KLD_CUT, Heads, Kernels, NumpyKernels, load_fast
+from kldtui.analysis.quick import Best, quick_pair, quick_ref
+from kldtui.analysis.reading import MASS_TOLERANCE, mass_is_strange
 
 __all__ = [
     "KLD_CUT",
@@ -41,8 +44,10 @@ __all__ = [
     "REF_DTYPE",
     "REF_REST",
     "SMALLEST_LOGP",
+    "Best",
     "Bound",
     "Columns",
+    "Heads",
     "Kernels",
     "Kind",
     "NumpyKernels",
@@ -51,10 +56,15 @@ __all__ = [
     "State",
     "analyse_pair",
     "analyse_ref",
+    "doubtful",
     "first_pair",
     "first_ref",
     "load_fast",
+    "mass_is_strange",
     "missing_pair",
+    "put_sums",
+    "quick_pair",
+    "quick_ref",
     "second_pair",
     "second_ref",
 ]

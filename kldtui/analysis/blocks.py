@@ -28,9 +28,8 @@ from kldtui.analysis.columns import (
     forget,
     forget_both,
 )
-from kldtui.analysis.kernels import Kernels, NumpyKernels
+from kldtui.analysis.kernels import Heads, Kernels, NumpyKernels, brackets
 from kldtui.analysis.reading import (
-    KLD_CUT,
     MASS_TOLERANCE,
     Tops,
     heavy_of,
@@ -256,17 +255,30 @@ def _quick(
     ref: FullRows, quant: FullRows, out: Columns, where: NDArray[np.bool_], kernels: Kernels
 ) -> NDArray[np.float64]:
     """KLD and mass by a kernel; gives the reference's mass of the rows `where`, float64[k]."""
-    sums = kernels.sums(ref, quant, ref.least(KLD_CUT), out["quant_p_quant"], where)
-    out["kld"][where] = sums.kld
-    out["kld_floored"][where] = sums.floored
-    more = np.maximum(0.0, quant.floor[where].astype(np.float64) - SMALLEST_LOGP)
-    out["kld_more"][where] = sums.floored * more
-    least, most = 1 - MASS_TOLERANCE, 1 + MASS_TOLERANCE
-    doubtful = (sums.quant_low < least) | (sums.quant_high > most)
-    for i in np.flatnonzero(where)[doubtful].tolist():
+    sums = np.zeros((len(ref), 4))
+    heads = Heads(ref.scale, ref.base, quant.scale, quant.base)
+    kernels.sums(ref.run(), quant.run(), heads, np.flatnonzero(where), sums)
+    put_sums(sums, quant.base, out, where)
+    for i in np.flatnonzero(doubtful(sums, out) & where).tolist():
         if mass_is_strange(quant, i):
             out["bounds"][i] |= Bound.MASS
-    return sums.ref_mass
+    return np.asarray(sums[where, 2])
+
+
+def put_sums(
+    sums: NDArray[np.float64], base: NDArray[np.float32], out: Columns, where: NDArray[np.bool_]
+) -> None:
+    """A kernel's sums as columns of a pair. base: the quant's floor, nats, float32[r]."""
+    out["kld"][where] = sums[where, 0]
+    out["kld_floored"][where] = sums[where, 1]
+    more = np.maximum(0.0, base[where].astype(np.float64) - SMALLEST_LOGP)
+    out["kld_more"][where] = sums[where, 1] * more
+
+
+def doubtful(sums: NDArray[np.float64], pair: Columns) -> NDArray[np.bool_]:
+    """Whether a kernel's sums leave it open that the quant's row sums to 1, bool[r]."""
+    low, high = brackets(sums[:, 3], pair["quant_p_quant"])
+    return np.asarray((low < 1 - MASS_TOLERANCE) | (high > 1 + MASS_TOLERANCE))
 
 
 class _Kld(NamedTuple):

@@ -9,15 +9,17 @@ A kernel keeps buffers between blocks: one for each thread.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kldtui.rows import FullRows
+from kldtui.rows import Codes, least_codes
 
+KLD_CUT = -16.0
+"""llama.cpp sums the KLD over tokens whose reference log p is above this (`log_softmax`)."""
 LOG2E = math.log2(math.e)
 LINE = 1.0615
 """2^n (1 + f) is at least 2^(n + f) and less than this many times it, for 0 <= f < 1."""
@@ -26,20 +28,16 @@ _FEW = 4 * _COLUMNS
 _ONES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Sums:
-    """Of k pairs of valid rows, float64[k] each.
+class Heads(NamedTuple):
+    """How the codes of a reference and a quant are decoded: log p = scale * code + base, nats.
 
-    kld: over the tokens above the cut in the reference, nats. floored: the reference's
-    probability of those of them that lie at the quant's floor. ref_mass: of all of them.
-    quant_low, quant_high: the quant's mass lies between (of the same tokens, or of the whole row).
+    float32[r] each; scales above 0, and a base that float32 has a normal exp of.
     """
 
-    kld: NDArray[np.float64]
-    floored: NDArray[np.float64]
-    ref_mass: NDArray[np.float64]
-    quant_low: NDArray[np.float64]
-    quant_high: NDArray[np.float64]
+    scale: NDArray[np.float32]
+    base: NDArray[np.float32]
+    other_scale: NDArray[np.float32]
+    other_base: NDArray[np.float32]
 
 
 class Kernels(Protocol):
@@ -49,26 +47,28 @@ class Kernels(Protocol):
     def name(self) -> str: ...
 
     def tops(
-        self, rows: FullRows
+        self, codes: Codes
     ) -> tuple[NDArray[np.int64], NDArray[np.uint16], NDArray[np.uint16]]:
         """Lowest id of the best code, the best code, and the best of the others, [r] each."""
 
     def above(
-        self, rows: FullRows, which: NDArray[np.int64], ids: NDArray[np.int32]
+        self, codes: Codes, which: NDArray[np.int64], ids: NDArray[np.int32]
     ) -> NDArray[np.int64]:
         """How many codes of row `which[k]` are above that of `ids[k]`, int64[k]."""
 
     def sums(
         self,
-        ref: FullRows,
-        quant: FullRows,
-        least: NDArray[np.int64],
-        best: NDArray[np.float32],
-        where: NDArray[np.bool_],
-    ) -> Sums:
-        """The sums of the rows `where`, bool[r], all with a scale above 0 and a floor.
+        ref: Codes,
+        quant: Codes,
+        heads: Heads,
+        which: NDArray[np.int64],
+        out: NDArray[np.float64],
+    ) -> None:
+        """Sums over the rows `which` of two blocks, into the same rows of `out`, float64[r, 4].
 
-        least: the reference's lowest code that counts. best: log p of the quant's best (nats).
+        0: the KLD, over the tokens above KLD_CUT in the reference, nats. 1: the reference's
+        probability of those of them that lie at the quant's floor. 2: of all of them.
+        3: the quant's mass (of the same tokens, or of the whole row), by `straight`.
         """
 
 
@@ -125,22 +125,22 @@ class NumpyKernels:
         return held[:size]
 
     def tops(
-        self, rows: FullRows
+        self, codes: Codes
     ) -> tuple[NDArray[np.int64], NDArray[np.uint16], NDArray[np.uint16]]:
-        codes = rows.codes
-        if rows.n_vocab < _FEW or not len(rows):
-            return _tops_by_rows(codes)
-        count, n_vocab = codes.shape
+        grid = codes.grid
+        if codes.n < _FEW or not len(codes):
+            return _tops_by_rows(grid)
+        count, n_vocab = grid.shape
         deep = n_vocab // _COLUMNS
         body = np.lib.stride_tricks.as_strided(
-            codes, (count, deep, _COLUMNS), (codes.strides[0], 2 * _COLUMNS, 2), writeable=False
+            grid, (count, deep, _COLUMNS), (grid.strides[0], 2 * _COLUMNS, 2), writeable=False
         )
         # One pass down the columns finds the best of each; the rest is about a few thousand codes.
         spare = n_vocab - deep * _COLUMNS
         size = _COLUMNS + spare
         wide = self._buffer("wide", count * size, np.uint16).reshape(count, size)
         np.maximum.reduce(body, axis=1, out=wide[:, :_COLUMNS])
-        wide[:, _COLUMNS:] = codes[:, deep * _COLUMNS :]
+        wide[:, _COLUMNS:] = grid[:, deep * _COLUMNS :]
         at = np.arange(count)
         column = wide.argmax(axis=1)
         top = wide[at, column]
@@ -153,41 +153,45 @@ class NumpyKernels:
         second = np.where(inside, np.maximum(second, strip.max(axis=1)), second)
         ids = np.where(inside, depth * _COLUMNS + column, deep * _COLUMNS + column - _COLUMNS)
         for i in np.flatnonzero(second == top).tolist():
-            ids[i] = codes[i].argmax()
+            ids[i] = grid[i].argmax()
         return ids, top, second
 
     def above(
-        self, rows: FullRows, which: NDArray[np.int64], ids: NDArray[np.int32]
+        self, codes: Codes, which: NDArray[np.int64], ids: NDArray[np.int32]
     ) -> NDArray[np.int64]:
-        mask = self._buffer("mask", rows.n_vocab, np.bool_)
+        mask = self._buffer("mask", codes.n, np.bool_)
         out = np.empty(which.size, np.int64)
         for k, (i, token) in enumerate(zip(which.tolist(), ids.tolist(), strict=True)):
-            row = rows.codes[i]
+            row = codes.grid[i]
             out[k] = np.count_nonzero(np.greater(row, row[token], out=mask))
         return out
 
     def sums(
         self,
-        ref: FullRows,
-        quant: FullRows,
-        least: NDArray[np.int64],
-        best: NDArray[np.float32],
-        where: NDArray[np.bool_],
-    ) -> Sums:
-        out = np.zeros((5, int(np.count_nonzero(where))))
-        for k, i in enumerate(np.flatnonzero(where).tolist()):
-            self._row(ref, quant, i, int(least[i]), out[:, k])
-        lined = out[3]
-        low, high = brackets(lined, best[where])
-        return Sums(out[0], out[1], out[2], low, high)
+        ref: Codes,
+        quant: Codes,
+        heads: Heads,
+        which: NDArray[np.int64],
+        out: NDArray[np.float64],
+    ) -> None:
+        least = least_codes(heads.scale, heads.base, KLD_CUT)
+        for i in which.tolist():
+            low = int(least[i])
+            if low <= 65535:
+                head = [float(x[i]) for x in heads]
+                self._row(ref.grid[i], quant.grid[i], head, low, out[i])
+            else:
+                out[i] = 0
 
     def _row(
-        self, ref: FullRows, quant: FullRows, i: int, least: int, out: NDArray[np.float64]
+        self,
+        mine: NDArray[np.uint16],
+        theirs: NDArray[np.uint16],
+        head: Sequence[float],
+        least: int,
+        out: NDArray[np.float64],
     ) -> None:
-        """KLD, floored, both masses of one pair of rows, into out[0:4]."""
-        if least > 65535:
-            return
-        mine, theirs = ref.codes[i], quant.codes[i]
+        scale, base, other, other_base = head
         n = mine.size
         # numpy finds the places of few ones by a slow search and those of many by a quick loop;
         # ones behind the end make them many.
@@ -207,16 +211,15 @@ class NumpyKernels:
         theirs.take(ids, out=codes, mode="clip")
         np.invert(codes, out=codes)
         np.copyto(y, codes)
-        scale, other = ref.scale[i], quant.scale[i]
-        top = float(ref.base[i]) + 65535.0 * float(scale)
-        other_top = float(quant.base[i]) + 65535.0 * float(other)
-        x *= -scale
-        y *= -other
+        top, other_top = base + 65535.0 * scale, other_base + 65535.0 * other
+        x *= np.float32(-scale)
+        y *= np.float32(-other)
         np.exp(x, out=p)
         x -= y  # equal rows differ by exactly nothing
         total = float(p.sum())
         share = math.exp(top)
         out[0] = share * ((top - other_top) * total + float(p.dot(x)))
+        out[1] = 0.0
         out[2] = share * total
         at_floor = self._buffer("floor", k, np.bool_)
         np.equal(codes, 65535, out=at_floor)

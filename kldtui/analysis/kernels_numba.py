@@ -10,14 +10,14 @@ NumpyKernels'. The quant's mass is only bracketed, by a straight line in place o
 
 from __future__ import annotations
 
-from typing import Any
+import math
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from kldtui.analysis.kernels import LOG2E, Sums, brackets
-from kldtui.rows import FullRows
+from kldtui.analysis.kernels import KLD_CUT, LOG2E, Heads
+from kldtui.rows import Codes
 
 _LOOSE = {"nsz", "nnan", "ninf", "arcp", "contract", "reassoc"}
 _C0 = np.float32(0.9999973320084207)
@@ -27,6 +27,7 @@ _C3 = np.float32(0.05305992078169017)
 _C4 = np.float32(0.006760301598635502)
 _MANTISSA = np.int32(23)
 _ZERO = np.float32(0)
+_CUT = np.float32(KLD_CUT)
 _TILE = 1024
 _MANY = 1 << 14
 
@@ -80,45 +81,66 @@ def _above(codes, step, n, rows, ids, out):  # type: ignore[no-untyped-def]
         out[r] = count
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath=_LOOSE)
-def _sums(ref, quant, ref_step, quant_step, n, rows, least, factors, out):  # type: ignore[no-untyped-def]
-    """Per row of `rows`: sum of p (c + ratio k), of p where k is 0, of p, of the quant's lined p.
+@njit(cache=True, nogil=True, error_model="numpy")
+def _least(scale, base):  # type: ignore[no-untyped-def]
+    """As `least_codes`, in the same arithmetic: nothing is contracted here."""
+    near = (KLD_CUT - np.float64(base)) / np.float64(scale)
+    code = math.ceil(near) - 2 if 2.0 < near < 65533.0 else (0 if near < 3.0 else 65531)
+    while code < 65536 and not scale * np.float32(code) + base > _CUT:
+        code += 1
+    return code
 
-    factors: float32[k, 5]: log2 p = f0 c + f1 of the reference; the quant's, as the bits of a
-    float, f2 k + f3; and the ratio f4 of the scales. They come from outside, so that the compiler
-    cannot take the products apart again.
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath=_LOOSE)
+def _row(mine, theirs, low, f0, f1, f2, f3, f4):  # type: ignore[no-untyped-def]
+    """Sum of p (c + ratio k), of p where k is 0, of p, and of the quant's lined p.
+
+    log2 p = f0 c + f1 of the reference; the quant's, as the bits of a float, f2 k + f3; f4 is the
+    ratio of the scales. All come rounded from outside, so that the compiler cannot take the
+    products apart again.
     """
-    for r in range(rows.size):
-        i = rows[r]
-        mine = ref[i * ref_step : i * ref_step + n]
-        theirs = quant[i * quant_step : i * quant_step + n]
-        low = least[r]
-        f0, f1, f2, f3, f4 = (
-            factors[r, 0],
-            factors[r, 1],
-            factors[r, 2],
-            factors[r, 3],
-            factors[r, 4],
+    apart, floored, mass, lined = _ZERO, _ZERO, _ZERO, _ZERO
+    for j in range(mine.size):
+        c = np.float32(mine[j])
+        k = np.float32(theirs[j])
+        power = c * f0 + f1
+        whole = np.int32(power)
+        f = power - np.float32(whole)
+        p = _C0 + f * (_C1 + f * (_C2 + f * (_C3 + f * _C4)))
+        bits = np.float32(p).view(np.int32) + np.int32(whole << _MANTISSA)
+        p = np.int32(bits).view(np.float32)
+        p = p if mine[j] >= low else _ZERO
+        apart += p * (c + k * f4)
+        mass += p
+        floored += p if theirs[j] == 0 else _ZERO
+        lined += np.int32(k * f2 + f3).view(np.float32)
+    return apart, floored, mass, lined
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _sums(ref, quant, step, other_step, n, which, scale, base, other_scale, other_base, out):  # type: ignore[no-untyped-def]
+    for r in range(which.size):
+        i = which[r]
+        low = _least(scale[i], base[i])
+        if low > 65535:
+            out[i, :] = 0.0
+            continue
+        s, b = np.float64(scale[i]), np.float64(base[i])
+        t, d = np.float64(other_scale[i]), np.float64(other_base[i])
+        apart, floored, mass, lined = _row(
+            ref[i * step : i * step + n],
+            quant[i * other_step : i * other_step + n],
+            np.uint16(low),
+            np.float32(s * LOG2E),
+            np.float32(b * LOG2E),
+            np.float32(t * (LOG2E * 8388608)),
+            np.float32((d * LOG2E + 127) * 8388608),
+            np.float32(-t / s),
         )
-        apart, floored, mass, lined = _ZERO, _ZERO, _ZERO, _ZERO
-        for j in range(n):
-            c = np.float32(mine[j])
-            k = np.float32(theirs[j])
-            power = c * f0 + f1
-            whole = np.int32(power)
-            f = power - np.float32(whole)
-            p = _C0 + f * (_C1 + f * (_C2 + f * (_C3 + f * _C4)))
-            bits = np.float32(p).view(np.int32) + np.int32(whole << _MANTISSA)
-            p = np.int32(bits).view(np.float32)
-            p = p if mine[j] >= low else _ZERO
-            apart += p * (c + k * f4)
-            mass += p
-            floored += p if theirs[j] == 0 else _ZERO
-            lined += np.int32(k * f2 + f3).view(np.float32)
-        out[r, 0] = apart
-        out[r, 1] = floored
-        out[r, 2] = mass
-        out[r, 3] = lined
+        out[i, 0] = s * apart + (b - d) * mass
+        out[i, 1] = floored
+        out[i, 2] = mass
+        out[i, 3] = lined
 
 
 class NumbaKernels:
@@ -127,55 +149,34 @@ class NumbaKernels:
     name = "numba"
 
     def __init__(self) -> None:
-        codes = np.zeros((1, 4), np.uint16)
-        one = np.ones(1, np.float32)
-        rows = FullRows(codes, one, -one, -one, np.zeros(1, np.uint8))
-        self.tops(rows)
-        self.above(rows, np.zeros(1, np.int64), np.zeros(1, np.int32))
-        self.sums(rows, rows, np.ones(1, np.int64), -one, np.ones(1, bool))
+        codes = Codes(np.zeros((1, 4), np.uint16), 0, 4)
+        one, first = np.ones(1, np.float32), np.zeros(1, np.int64)
+        self.tops(codes)
+        self.above(codes, first, np.zeros(1, np.int32))
+        self.sums(codes, codes, Heads(one, -one, one, -one), first, np.zeros((1, 4)))
 
     def tops(
-        self, rows: FullRows
+        self, codes: Codes
     ) -> tuple[NDArray[np.int64], NDArray[np.uint16], NDArray[np.uint16]]:
-        count = len(rows)
-        codes, step = rows.flat()
+        count = len(codes)
         ids = np.empty(count, np.int64)
         top, second = np.empty(count, np.uint16), np.empty(count, np.uint16)
-        _tops(codes, step, rows.n_vocab, ids, top, second)
+        _tops(codes.flat, codes.step, codes.n, ids, top, second)
         return ids, top, second
 
     def above(
-        self, rows: FullRows, which: NDArray[np.int64], ids: NDArray[np.int32]
+        self, codes: Codes, which: NDArray[np.int64], ids: NDArray[np.int32]
     ) -> NDArray[np.int64]:
-        codes, step = rows.flat()
         out = np.empty(which.size, np.int64)
-        _above(codes, step, rows.n_vocab, which, ids, out)
+        _above(codes.flat, codes.step, codes.n, which, ids, out)
         return out
 
     def sums(
         self,
-        ref: FullRows,
-        quant: FullRows,
-        least: NDArray[np.int64],
-        best: NDArray[np.float32],
-        where: NDArray[np.bool_],
-    ) -> Sums:
-        rows = np.flatnonzero(where & (least <= 65535))
-        scale, base = (x[rows].astype(np.float64) for x in (ref.scale, ref.base))
-        other, other_base = (x[rows].astype(np.float64) for x in (quant.scale, quant.base))
-        factors = np.empty((rows.size, 5), np.float32)
-        factors[:, 0], factors[:, 1] = scale * LOG2E, base * LOG2E
-        factors[:, 2] = other * (LOG2E * 8388608)
-        factors[:, 3] = (other_base * LOG2E + 127) * 8388608
-        factors[:, 4] = -other / scale
-        found = np.empty((rows.size, 4), np.float32)
-        codes, step = ref.flat()
-        others, other_step = quant.flat()
-        low = least[rows].astype(np.uint16)
-        _sums(codes, others, step, other_step, ref.n_vocab, rows, low, factors, found)
-        out: NDArray[Any] = np.zeros((len(ref), 4))
-        out[rows] = found
-        out[rows, 0] = scale * out[rows, 0] + (base - other_base) * out[rows, 2]
-        out = out[where]
-        quant_low, quant_high = brackets(out[:, 3], best[where])
-        return Sums(out[:, 0], out[:, 1], out[:, 2], quant_low, quant_high)
+        ref: Codes,
+        quant: Codes,
+        heads: Heads,
+        which: NDArray[np.int64],
+        out: NDArray[np.float64],
+    ) -> None:
+        _sums(ref.flat, quant.flat, ref.step, quant.step, ref.n, which, *heads, out)

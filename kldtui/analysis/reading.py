@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kldtui.analysis.kernels import Kernels
+from kldtui.analysis.kernels import KLD_CUT, Kernels
 from kldtui.partial import known
 from kldtui.rows import FullRows, Rows, TopRows
 
-KLD_CUT = -16.0
-"""llama.cpp sums the KLD over tokens whose reference log p is above this (`log_softmax`)."""
 MASS_TOLERANCE = 0.05
 """A row whose known mass is further from 1 than this does not hold what its model said."""
 
@@ -38,7 +36,7 @@ class Tops:
 def tops_of(rows: Rows, kernels: Kernels) -> Tops:
     """The best of each row; of a top-N row without entries, id -1 and NaN."""
     if isinstance(rows, FullRows):
-        ids, top, second = kernels.tops(rows)
+        ids, top, second = kernels.tops(rows.run())
         tie = (top == second) & (rows.n_vocab > 1)
         return Tops(ids, rows.at(top), rows.at(second), tie)
     count = len(rows)
@@ -94,7 +92,7 @@ def ranks_of(
     if isinstance(rows, FullRows):
         apart = apart[ids[apart] < rows.n_vocab]
         if apart.size:
-            out[apart] = 1 + kernels.above(rows, apart, ids[apart])
+            out[apart] = 1 + kernels.above(rows.run(), apart, ids[apart])
         return out
     for i in apart.tolist():
         hit = np.flatnonzero(rows.ids[i] == ids[i])

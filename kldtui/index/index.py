@@ -23,6 +23,7 @@ from kldtui.index.cache import Keeper, compiled_folder
 from kldtui.index.layout import Layout
 from kldtui.index.passes import Worker, half_read, unread
 from kldtui.index.streams import StreamCheck
+from kldtui.index.sweep import Sweep, sweep_or_worker
 from kldtui.index.table import Table
 from kldtui.index.work import Filler, Spans, Wanted, fill, runs
 from kldtui.position import Position
@@ -32,7 +33,7 @@ Stage = Literal["roots", "rest", "waiting"]
 STAGES: tuple[Stage, ...] = ("roots", "rest")
 
 _BLOCK_BYTES = 4 << 20
-"""Bytes of one recording in a block: what stays in a core's cache."""
+"""Bytes of one recording in a span."""
 _YIELD_SECONDS = 0.15
 _POLL_SECONDS = 1.0
 _SAVE_SECONDS = 5.0
@@ -76,11 +77,11 @@ class Index:
         else:
             self.ref = keeper.table([ref], REF_DTYPE, n)
             self.pairs = [keeper.table([ref, quant], PAIR_DTYPE, n) for quant in quants]
-        self._keeper = keeper
+        self._keeper, self._grown, self._closed = keeper, False, False
         self.notes = self._take_notes()
         self._wanted = Wanted()
         self._even = all(as_even(each) is not None for each in (ref, *quants))
-        self._here: Worker | None = None
+        self._here: Sweep | Worker | None = None
         for table in self._tables:
             table.own()
 
@@ -125,9 +126,21 @@ class Index:
             table.release()
 
     def close(self) -> None:
-        """Save the tables, and let other programs fill them. Columns can still be read."""
+        """Save the tables, and let other programs fill them; scans end. Columns can be read."""
+        self._closed = True
+        if self._grown and self._keeper is not None:
+            self._keep_grown(self._keeper)
         for table in self._tables:
             table.close()
+
+    def _keep_grown(self, keeper: Keeper) -> None:
+        """Save what was in memory alone, under what the recordings are by now."""
+        for k, table in enumerate(self._tables):
+            recordings = [self._recording, *self._quants[k - 1 : k]] if k else [self._recording]
+            kept = keeper.table(recordings, table.dtype, len(table))
+            if kept.kept and kept.own() and not kept["state"].any():
+                kept.put(0, table[:])
+            kept.close()
 
     # -- what somebody waits for ---------------------------------------------------------------
 
@@ -150,7 +163,7 @@ class Index:
         """
         self._wanted.ask(now, np.zeros(0, np.int64) if soon is None else soon)
 
-    def _fill_whole(self, worker: Worker, spans: Sequence[tuple[int, int]]) -> None:
+    def _fill_whole(self, worker: Sweep | Worker, spans: Sequence[tuple[int, int]]) -> None:
         for first, last in self._within_chunks(spans):
             low, high = self.layout.chunks(np.array([first, last - 1])).tolist()
             for check in self._checks:
@@ -196,7 +209,7 @@ class Index:
         """
         try:
             ready = self._prepare(cancel)
-            while ready and not _is_set(cancel):
+            while ready and not _is_set(cancel) and not self._closed:
                 mine = [k for k in self._all if self.pairs[k].own()]
                 if mine or not self.pairs:
                     for stage in stages:
@@ -299,8 +312,8 @@ class Index:
 
         return fill_span
 
-    def _worker(self, kernels: Kernels) -> Worker:
-        return Worker(self, self._recording, self._quants, kernels)
+    def _worker(self, kernels: Kernels) -> Sweep | Worker:
+        return sweep_or_worker(self, self._recording, self._quants, kernels)
 
     def _longest(self) -> int:
         return max(1, _BLOCK_BYTES // (2 * max(1, self._recording.shape.n_vocab)))
@@ -347,6 +360,7 @@ class Index:
                 grown = True
                 self._await(number, before, even.records)
         if grown:
+            self._grown = True
             self.notes = self._take_notes()
         return grown
 

@@ -34,8 +34,8 @@ from kldtui.index.table import Table
 from kldtui.recordings.base import Recording, Scratch, as_even
 from kldtui.rows import Rows
 
-_REF_GIVEN = ("state", "ref_id", *REF_REST)
-_PAIR_GIVEN = ("state", "quant_id", "quant_p_quant", *PAIR_REST)
+REF_GIVEN = ("state", "ref_id", *REF_REST)
+PAIR_GIVEN = ("state", "quant_id", "quant_p_quant", *PAIR_REST)
 
 
 class Filled(Protocol):
@@ -66,24 +66,20 @@ class Worker:
         index = self._index
         rows, stream = self._ref_rows(first, last)
         block = first_ref(rows, stream, self._kernels)
-        _put_pending(index.ref, first, block.columns)
+        put_pending(index.ref, first, block.columns)
         for number in numbers:
             at = 0
             for a, b, theirs in self._quant_rows(number, first, last):
-                self._put_missing(number, first + at, first + a)
+                put_missing(index.pairs[number], first + at, first + a)
                 entries = first_pair(block.part(a, b), theirs, self._kernels)
-                _put_pending(index.pairs[number], first + a, entries)
+                put_pending(index.pairs[number], first + a, entries)
                 at = b
-            self._put_missing(number, first + at, last)
-
-    def _put_missing(self, number: int, first: int, last: int) -> None:
-        if last > first:
-            _put_pending(self._index.pairs[number], first, np.repeat(missing_pair(), last - first))
+            put_missing(index.pairs[number], first + at, last)
 
     def second(self, first: int, last: int, numbers: Sequence[int]) -> None:
         """Complete the entries of `first:last` that the first pass has filled."""
         index = self._index
-        todo = {k: _half_done(index.pairs[k], first, last) for k in numbers}
+        todo = {k: half_done(index.pairs[k], first, last) for k in numbers}
         wanted = np.flatnonzero(
             np.logical_or.reduce([*todo.values(), np.zeros(last - first, bool)])
         )
@@ -92,7 +88,7 @@ class Worker:
         skipped, stop = int(wanted[0]), int(wanted[-1]) + 1
         lo, hi = first + skipped, first + stop
         rows, stream = self._ref_rows(lo, hi)
-        given = RefRows(rows, stream, index.ref.entries(slice(lo, hi), _REF_GIVEN))
+        given = RefRows(rows, stream, index.ref.entries(slice(lo, hi), REF_GIVEN))
         mass = np.full(hi - lo, np.nan)
         with np.errstate(all="ignore"):
             for number in numbers:
@@ -101,7 +97,7 @@ class Worker:
                     continue
                 pair = index.pairs[number]
                 for a, b, theirs in self._quant_rows(number, lo, hi):
-                    entries = pair.entries(slice(lo + a, lo + b), _PAIR_GIVEN)
+                    entries = pair.entries(slice(lo + a, lo + b), PAIR_GIVEN)
                     found = second_pair(given.part(a, b), theirs, entries, self._kernels)
                     mass[a:b] = np.where(np.isnan(found), mass[a:b], found)
                     pair.put(lo + a, entries, PAIR_REST, mine[a:b])
@@ -165,15 +161,27 @@ def _runs(mine: NDArray[np.int64], theirs: NDArray[np.int64]) -> list[tuple[int,
 # -- what is pending ------------------------------------------------------------------------------
 
 
-def _put_pending(table: Table, first: int, entries: Columns) -> None:
+def put_pending(
+    table: Table, first: int, entries: Columns, where: NDArray[np.bool_] | None = None
+) -> None:
+    """Write entries (those `where`) that are pending; the others stand already."""
     pending = table["state"][first : first + len(entries)] == State.PENDING
+    if where is not None:
+        pending &= where
     if pending.all():
         table.put(first, entries)
     elif pending.any():
         table.put(first, entries, where=pending)
 
 
-def _half_done(pair: Table, first: int, last: int) -> NDArray[np.bool_]:
+def put_missing(pair: Table, first: int, last: int) -> None:
+    """Mark pending entries as not recorded by the quant."""
+    if last > first:
+        put_pending(pair, first, np.repeat(missing_pair(), last - first))
+
+
+def half_done(pair: Table, first: int, last: int) -> NDArray[np.bool_]:
+    """Which entries of a pair have been through the first pass alone."""
     part = slice(first, last)
     return np.asarray((pair["state"][part] == State.SCORED) & (pair["rest"][part] == 0))
 
@@ -190,5 +198,5 @@ def half_read(index: Filled, numbers: Sequence[int], first: int, last: int) -> N
     """Which positions of a flat range the second pass has still to complete."""
     out = np.zeros(last - first, bool)
     for number in numbers:
-        out |= _half_done(index.pairs[number], first, last)
+        out |= half_done(index.pairs[number], first, last)
     return out

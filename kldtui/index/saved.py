@@ -113,6 +113,11 @@ class SavedTable(Table):
                 self._rewrite_head({"boot": boot()})
         return self._owner
 
+    def _unlock(self) -> None:
+        # The map holds a duplicate of the file's number, and with it the lock.
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
     def _rewrite_head(self, changes: Mapping[str, Any]) -> None:
         self.head.update(changes)
         os.pwrite(self._fd, pack_head(self.head), 0)
@@ -180,6 +185,7 @@ class SavedTable(Table):
         if self._fd >= 0:
             with contextlib.suppress(OSError):
                 self.save(hurry=False)
+            self._unlock()
             os.close(self._fd)
             self._fd, self._owner = -1, False
 

@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kldtui.position import Position
-from kldtui.rows import FullRows, Row, Rows
+from kldtui.rows import Codes, FullRows, Row, Rows
+
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,20 @@ def prompt_length(recording: Recording, chunk: int) -> int | None:
     return None if asked is None else asked(chunk)
 
 
+class CodeReader(Protocol):
+    """One thread's way to read many rows as codes, as quickly as can be: log p = scale * code +
+    base, and code 0 is the floor. What it gave is gone with the next read."""
+
+    def check(self) -> None:
+        """Raises RecordingChanged if the file no longer holds what it held at open."""
+
+    def read(self, first: int, count: int) -> tuple[Codes, Floats, Floats]:
+        """Codes, scale and base of flat records. Raises RecordingChanged where they are gone."""
+
+    def usual(self, scale: Floats, base: Floats) -> NDArray[np.bool_]:
+        """For which rows the codes can be taken so; all others take `flat_rows`."""
+
+
 class EvenRecording(Recording, Protocol):
     """A recording whose chunks all have as many records, one behind the other.
 
@@ -125,6 +141,9 @@ class EvenRecording(Recording, Protocol):
 
     def flat_rows(self, first: int, last: int, scratch: Scratch | None = None) -> FullRows:
         """The rows of records `first:last`, across chunks; otherwise as `rows`."""
+
+    def reader(self, rows: int) -> CodeReader | None:
+        """A reader of at most so many rows at once; None where rows are not all laid out alike."""
 
     def flat_tokens(self, start: int, count: int) -> NDArray[np.int32]:
         """Tokens of the whole stream, counted through all chunks, int32[count]."""

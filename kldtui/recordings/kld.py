@@ -22,16 +22,17 @@ from numpy.typing import NDArray
 
 from kldtui.errors import DamagedRecording, RecordingChanged, RecordingError
 from kldtui.position import Position
-from kldtui.recordings.base import Scratch, StreamShape
+from kldtui.recordings.base import Floats, Scratch, StreamShape
 from kldtui.recordings.kld_format import (
     HEADER_BYTES,
     MAGICS,
     KldHeader,
+    are_usual,
     decode,
     parse_header,
     validity,
 )
-from kldtui.rows import FullRow, FullRows, Invalid
+from kldtui.rows import Codes, FullRow, FullRows, Invalid
 
 __all__ = [
     "HEADER_BYTES",
@@ -166,6 +167,10 @@ class KldRecording:
         raw = (scratch or Scratch()).array("raw", (last - first, words), "<u2")
         self._read(raw.reshape(-1).data.cast("B"), offset)
         return decode(raw, self.shape.n_vocab, self.version)
+
+    def reader(self, rows: int) -> KldReader | None:
+        """A reader of so many rows at once; None for `_logits2`, which must be renormalised."""
+        return KldReader(self, rows) if self.version == 1 else None
 
     def row(self, position: Position) -> FullRow | None:
         """One row, or None where nothing was recorded."""
@@ -363,3 +368,31 @@ class KldRecording:
             else:
                 unlike += 1
         return unlike if unlike > like else 0
+
+
+class KldReader:
+    """Reads records of a `_logits_` file into one buffer, again and again (see CodeReader)."""
+
+    def __init__(self, recording: KldRecording, rows: int) -> None:
+        header = recording.header
+        self._recording = recording
+        self._words, self._n_vocab = header.record_words, recording.shape.n_vocab
+        self._offset = header.data_offset
+        self._raw = np.empty((rows, self._words), "<u2")
+        self._bytes = self._raw.reshape(-1).data.cast("B")
+
+    def check(self) -> None:
+        """Raises RecordingChanged if the file no longer holds what it held at open."""
+        self._recording._check_unchanged()
+
+    def read(self, first: int, count: int) -> tuple[Codes, Floats, Floats]:
+        """Codes, scale and minimum of flat records. Raises RecordingChanged where they are gone."""
+        size = 2 * self._words
+        self._recording._read(self._bytes[: size * count], self._offset + size * first)
+        raw = self._raw[:count]
+        head = raw[:, :4].copy().view("<f4")
+        return Codes(raw, 4, self._n_vocab), head[:, 0], head[:, 1]
+
+    def usual(self, scale: Floats, base: Floats) -> NDArray[np.bool_]:
+        """For which rows the codes can be taken so; all others take `flat_rows`."""
+        return are_usual(scale, base)

@@ -28,7 +28,7 @@ MAGICS = {b"_logits_": 1, b"_logits2": 2}
 HEADER_BYTES = 20
 _MAX_LOGP = 80.0
 """A record whose best log p could pass this cannot be exponentiated in float32."""
-_MIN_USUAL = -80.0
+_MIN_USUAL, _MIN_SCALE, _MAX_SCALE = -80.0, 1e-12, 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def decode(raw: NDArray[np.uint16], n_vocab: int, version: int) -> FullRows:
     """
     scale, minimum = _heads(raw)
     codes = raw[:, 4 : 4 + n_vocab]
-    if version == 1 and _are_usual(scale, minimum):
+    if version == 1 and are_usual(scale, minimum).all():
         invalid = np.zeros(len(raw), np.uint8)
         return FullRows(codes, scale, minimum, minimum, invalid, raw=raw, skip=4)
     invalid = validity(raw, n_vocab, version)
@@ -151,9 +151,10 @@ def _heads(raw: NDArray[np.uint16]) -> tuple[NDArray[np.float32], NDArray[np.flo
     return head[:, 0], head[:, 1]
 
 
-def _are_usual(scale: NDArray[np.float32], minimum: NDArray[np.float32]) -> bool:
-    """Whether all heads are such as every model gives, and no closer look is needed."""
-    return bool(((scale > 0) & (scale < 1e-3) & (minimum < 0) & (minimum > _MIN_USUAL)).all())
+def are_usual(scale: NDArray[np.float32], minimum: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Which heads are such as every model gives, bool[r]: the record needs no closer look."""
+    usual = (scale > _MIN_SCALE) & (scale < _MAX_SCALE)
+    return np.asarray(usual & (minimum < 0) & (minimum > _MIN_USUAL))
 
 
 def validity(raw: NDArray[np.uint16], n_vocab: int, version: int) -> NDArray[np.uint8]:
