@@ -52,7 +52,8 @@ class Figures:
     rollout: bool | None = None
     """Whether the stream is the reference's own greedy rollout; None while unknown."""
     tokenizer: Path | None = None
-    """What the user named to read text with; a server that takes text needs it too."""
+    """What the user named to read text with, or the tokenizer.json beside the reference; a server
+    that takes text needs it too."""
     _calls: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
     _runs: Runs | None = None
 
@@ -82,7 +83,8 @@ class Figures:
         else:
             thresholds = Thresholds(default_near_tie, "default")
         session = cls(reference, opened, null, vocab, Index(reference, compared), thresholds)
-        session.tokenizer = tokenizer
+        beside = ref.parent / "tokenizer.json"
+        session.tokenizer = tokenizer or (beside if beside.is_file() else None)
         session.count_anew()
         return session
 

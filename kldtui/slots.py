@@ -99,39 +99,36 @@ async def compare_dictionaries(
     a: EngineSlot, b: EngineSlot, on_step: Callable[[str], None] | None = None
 ) -> list[str]:
     """What differs between two connected engines' dictionaries, a line each: n_vocab, and every
-    id's bytes. Both slots keep it. Padding is tolerated. Raises EngineError."""
-    tables = []
-    for slot in (a, b):
-        n_vocab = slot.info.n_vocab if slot.info is not None else None
-        if on_step is not None:
-            on_step(f"asking the {slot.role} engine for its dictionary")
-        tables.append(await _table(slot, n_vocab) if n_vocab else None)
+    id's bytes. Both slots keep it. Padding is tolerated, and an engine that does not say how many
+    tokens it has is asked for those of the other. Raises EngineError."""
+    sizes = [slot.info.n_vocab if slot.info is not None else None for slot in (a, b)]
+    known = max((size for size in sizes if size is not None), default=0)
     lines: list[str] = []
-    one, other = tables
-    if one is None or other is None:
-        silent = [slot.role for slot, table in zip((a, b), tables, strict=True) if table is None]
-        lines.append(f"the {silent[0]} engine does not say how large its dictionary is")
+    if not known:
+        lines.append("neither engine says how many tokens its dictionary has")
     else:
-        lines += _sizes(a, one, b, other)
-        lines += compare(one, other)
+        tables = []
+        for slot, size in zip((a, b), sizes, strict=True):
+            if on_step is not None:
+                on_step(f"asking the {slot.role} engine for its dictionary")
+            tables.append(await _table(slot, size, known))
+        one, other = tables
+        lines += [*_silent(a, one), *_silent(b, other), *compare(one, other)]
+        if not (one and other) and None not in sizes and sizes[0] != sizes[1]:
+            lines.append(f"they have {sizes[0]:,} and {sizes[1]:,} tokens")
     a.dictionary = b.dictionary = lines
     return lines
 
 
-async def _table(slot: EngineSlot, n_vocab: int) -> Vocabulary:
+async def _table(slot: EngineSlot, n_vocab: int | None, asked: int) -> Vocabulary:
     async def pieces(ids: Sequence[int]) -> dict[int, bytes]:
         found = await slot.engine.pieces(ids)
         return {id: data for id, data in found.items() if not _PADDING.fullmatch(data)}
 
-    return await from_server(pieces, range(n_vocab), f"the {slot.role} engine", n_vocab=n_vocab)
+    name = f"the {slot.role} engine"
+    return await from_server(pieces, range(n_vocab or asked), name, n_vocab=n_vocab)
 
 
-def _sizes(a: EngineSlot, one: Vocabulary, b: EngineSlot, other: Vocabulary) -> Sequence[str]:
-    """Engines that spell no token cannot be compared by bytes; sizes alone may be padding."""
-    lines = []
-    for slot, table in ((a, one), (b, other)):
-        if not table:
-            lines.append(f"the {slot.role} engine does not say what its tokens are spelled")
-    if one.n_vocab != other.n_vocab and lines:
-        lines.append(f"they have {one.n_vocab:,} and {other.n_vocab:,} tokens")
-    return lines
+def _silent(slot: EngineSlot, table: Vocabulary) -> list[str]:
+    spelled = f"the {slot.role} engine does not say what its tokens are spelled"
+    return [] if table else [spelled]

@@ -95,8 +95,16 @@ async def test_what_differs_is_named_by_id_and_bytes() -> None:
     assert len(steps) == 2
 
 
-async def test_an_engine_that_spells_nothing_is_said_to() -> None:
-    assert "does not say how large" in (await compare_dictionaries(slot(n_vocab=None), slot()))[0]
+async def test_an_engine_that_does_not_say_how_many_is_asked_for_those_of_the_other() -> None:
+    assert await compare_dictionaries(slot(n_vocab=None), slot("q4")) == []
+    other = {**WORDS, 7: b" other"}
+    lines = await compare_dictionaries(slot(n_vocab=None, words=other), slot("q4"))
+    assert lines == ["token 7 is ␣other in the ref engine, ␣w7 in the q4 engine"]
+
+
+async def test_engines_that_say_nothing_are_said_to() -> None:
+    neither = await compare_dictionaries(slot(n_vocab=None), slot("q4", n_vocab=None))
+    assert neither == ["neither engine says how many tokens its dictionary has"]
     lines = await compare_dictionaries(slot(words={}), slot("q4", n_vocab=99))
     assert "the ref engine does not say what its tokens are spelled" in lines
     assert "they have 100 and 99 tokens" in lines
