@@ -16,7 +16,7 @@ from kldtui.cli.engines import add_engines, quant_engine_options, ref_engine_opt
 from kldtui.cli.values import NATS
 from kldtui.config import Config, load_config
 from kldtui.demo import Demo
-from kldtui.errors import ConfigError, KldtuiError
+from kldtui.errors import KldtuiError
 from kldtui.recordings import name_files
 from kldtui.session import Session
 
@@ -138,17 +138,13 @@ def demo(labels: Path | None) -> None:
 
 def _config() -> Config:
     """The settings, their keys checked against the actions there are. Raises ConfigError."""
-    from textual.theme import BUILTIN_THEMES
-
     from kldtui.ui.actions import BY_ID, check_clashes
+    from kldtui.ui.app import check_theme
 
     config = load_config()
     config.check_keys(BY_ID)
     check_clashes(config.keys)
-    if config.theme not in BUILTIN_THEMES:
-        raise ConfigError(
-            f"config: there is no theme {config.theme!r}; there are {', '.join(BUILTIN_THEMES)}"
-        )
+    check_theme(config.theme)
     return config
 
 

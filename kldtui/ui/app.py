@@ -12,9 +12,11 @@ from typing import ClassVar
 from textual.app import App
 from textual.binding import BindingType
 from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.theme import BUILTIN_THEMES
 
 from kldtui.config import Config
 from kldtui.demo import Demo
+from kldtui.errors import ConfigError
 from kldtui.session import Session
 from kldtui.ui.actions import ACTIONS, Action, keys_of
 from kldtui.ui.review import ReviewScreen
@@ -48,6 +50,13 @@ class ActionCommands(Provider):
             await screen.run_action(action.call)
 
         return do
+
+
+def check_theme(name: str) -> None:
+    """Raises ConfigError for what is no theme."""
+    if name not in BUILTIN_THEMES:
+        known = ", ".join(BUILTIN_THEMES)
+        raise ConfigError(f"config: there is no theme {name!r}; there are {known}")
 
 
 class KldtuiApp(App[None]):
