@@ -74,10 +74,11 @@ def add_engines(
     """
     if ref_server is not None and ref_model is not None:
         raise KldtuiError("--ref-server and --ref-model: the reference has one engine; give one")
+    alone = (ref_model is not None) + len(quant_models) == 1
     if ref_server is not None:
         session.add_server("ref", ref_server)
     if ref_model is not None:
-        session.add_engine("ref", open_model(ref_model, session.context_needed))
+        session.add_engine("ref", open_model(ref_model, session.context_needed, alone=alone))
     for option, specs in (("--quant-server", quant_servers), ("--quant-model", quant_models)):
         for spec in specs:
             name, value = split_named(spec)
@@ -87,7 +88,8 @@ def add_engines(
             if option == "--quant-server":
                 session.add_server(role, value)
             else:
-                session.add_engine(role, open_model(Path(value), session.context_needed))
+                engine = open_model(Path(value), session.context_needed, alone=alone)
+                session.add_engine(role, engine)
 
 
 def _quant_named(session: Session, name: str | None, option: str) -> str:

@@ -14,7 +14,13 @@ from typing import Any
 
 from kldtui.engines.base import Capabilities, Engine, EngineInfo, Finish, Token, Top
 from kldtui.engines.llama_server import LlamaServer
-from kldtui.engines.supervise import MISSING, Program, ServedModel, can_serve
+from kldtui.engines.supervise import (
+    MISSING,
+    Program,
+    ServedModel,
+    can_serve,
+    default_threads,
+)
 from kldtui.errors import EngineError, EngineLoading
 from kldtui.vocab import safe
 
@@ -34,6 +40,7 @@ class EmbeddedLlama:
         model: Path,
         *,
         n_ctx: int,
+        threads: int | None = None,
         gpu_layers: int | None = None,
         program: Program | None = None,
         log_dir: Path | None = None,
@@ -54,6 +61,7 @@ class EmbeddedLlama:
         self._served = ServedModel(
             model,
             n_ctx=n_ctx,
+            threads=threads,
             gpu_layers=gpu_layers,
             timeout=_LOADS_SECONDS,
             program=program,
@@ -143,14 +151,14 @@ class EmbeddedLlama:
         return self._server
 
 
-def open_model(path: Path, n_ctx: int) -> Engine:
+def open_model(path: Path, n_ctx: int, *, alone: bool = False) -> Engine:
     """An engine over a model on this machine: a GGUF file, or an MLX folder; not started yet.
 
-    n_ctx: tokens of the longest prefix with its branch. Raises EngineError for what is neither,
-    or where nothing is installed that runs it.
+    n_ctx: tokens of the longest prefix with its branch. alone: whether no other model is run
+    beside it. Raises EngineError for what is neither, or where nothing is installed that runs it.
     """
     if not path.is_dir():
-        return EmbeddedLlama(path, n_ctx=n_ctx)
+        return EmbeddedLlama(path, n_ctx=n_ctx, threads=default_threads(alone))
     from kldtui.engines.mlx_child import MlxChild
 
     return MlxChild(path)

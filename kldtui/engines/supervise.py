@@ -50,10 +50,13 @@ class Program:
     url: str | None = None
 
 
-def default_threads() -> int:
-    """Half of the usable cores, 1 to 8: reference and quant answer at the same time."""
+def default_threads(alone: bool = False) -> int:
+    """Half of the usable cores, 1 to 8: reference and quant answer at the same time.
+
+    alone: all of them, 1 to 16, for an engine that has no other beside it.
+    """
     usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return max(1, min(8, usable // 2))
+    return max(1, min(16, usable) if alone else min(8, usable // 2))
 
 
 def xllamacpp_version() -> str | None:

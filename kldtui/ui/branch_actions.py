@@ -7,6 +7,7 @@ Must not know: how branches are made or drawn; labels, lists, searching.
 from __future__ import annotations
 
 from textual import work
+from textual.widget import Widget
 
 from kldtui.branching import QR, RR, Place, Start, both, inside
 from kldtui.errors import KldtuiError
@@ -111,7 +112,7 @@ class BranchActions(ReviewView):
         self.set_class(False, "-list")
 
     def action_longer(self) -> None:
-        if self.facts is not None and not self.desk.busy:
+        if self.session.quants and not self.desk.busy:
             self.desk.longer(self.place, self.pair)
 
     def action_auto_branch(self) -> None:
@@ -141,6 +142,10 @@ class BranchActions(ReviewView):
         if facts is None or not facts.is_root:
             self.say(NO_ROOT)
             return
+        held = self.session.recall(facts.position, facts.quant)
+        if QR.code not in held and self.session.slot_for("quant", facts.quant) is None:
+            self.say("Q·r needs the quant's engine: c connects it")
+            return
         self._judge()
         self.views = []
         self.show_pair((RR, QR))
@@ -151,8 +156,8 @@ class BranchActions(ReviewView):
             self.say("stopped; what came is kept")
         elif self.has_class("zoomed"):
             self.action_zoom()
-        elif isinstance(self.focused, DetailView) and self._part[1] is not None:
-            self.pane(self._part[0]).focus()
+        elif isinstance(self.focused, DetailView) and self._beside_table().region.area:
+            self._beside_table().focus()
         elif self.views:
             self._back_to_parent(self.views.pop())
         elif self.judging:
@@ -162,6 +167,11 @@ class BranchActions(ReviewView):
             self.say("no longer waiting for a server; c connects")
         else:
             self.query_one(StreamView).focus()
+
+    def _beside_table(self) -> Widget:
+        """Where the focus goes from the top-N list: to what it shows a token of."""
+        side, token = self._part
+        return self.pane(side) if token is not None else self.query_one(StreamView)
 
     def _back_to_parent(self, left: View) -> None:
         """The pair before, with the cursor where it was left."""

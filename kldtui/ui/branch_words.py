@@ -215,7 +215,7 @@ def engine_lines(slot: EngineSlot, top_n: int) -> list[str]:
     state = slot.state if not slot.words else f"{slot.state}, {safe(slot.words)}"
     kind = f"{slot.kind} " if slot.kind else ""
     lines = [f"{slot.role} server {kind}{safe(slot.engine.url)}: {state} {model} {build}{said}"]
-    lines += [f"  it cannot do all: {safe(line)}" for line in slot.limits(top_n)]
+    lines += [f"  {safe(line)}" for line in slot.limits(top_n)]
     if slot.dictionary:
         lines += [f"  its dictionary differs: {safe(line)}" for line in slot.dictionary]
     return lines

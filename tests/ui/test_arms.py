@@ -166,7 +166,7 @@ async def test_t_branches_from_the_stream_token_and_escape_comes_back(tmp_path: 
         assert facts.ref_id != stream
         assert titles(driver) == ("R·s", "Q·s")
         assert {branch.arm.start for branch in session.recall(where, 0).values()} == {"stream"}
-        await driver.press("escape")
+        await made(driver, "escape")
         assert not driver.review.views
         await made(driver, "t")
         assert titles(driver) == ("R·s", "Q·s")
