@@ -6,6 +6,7 @@ Must not know: labels, engines, branches; Textual, screens, keys; formats or fil
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,9 @@ from numpy.typing import NDArray
 from kldtui.detail import Detail, align
 from kldtui.errors import KldtuiError
 from kldtui.facts import Counts, RootFacts, count_pair, facts_at, is_rollout
-from kldtui.index import Index
+from kldtui.index import Index, keeper
+from kldtui.index.absent import NOT_HERE
+from kldtui.index.scanfile import ScanFile, is_scan_file
 from kldtui.position import Position
 from kldtui.recordings import Recording, open_quant, open_recording
 from kldtui.recordings.base import chunk_tags
@@ -68,28 +71,33 @@ class Figures:
         near_tie: float | None = None,
         default_near_tie: float = 0.3,
     ) -> Self:
-        """Open recordings and find a vocabulary. Raises RecordingError or VocabularyError."""
-        reference = open_recording(ref)
+        """Open recordings, or an index file in their place, and find a vocabulary.
 
-        def text() -> Vocabulary:
-            return find_vocabulary([reference], tokenizer)
-
-        opened = tuple(Quant(name, open_quant(path, reference, text)) for name, path in quants)
-        null = open_quant(floor, reference, text) if floor is not None else None
+        Raises RecordingError or VocabularyError.
+        """
+        if is_scan_file(ref):
+            if quants or floor is not None:
+                raise KldtuiError(
+                    f"{ref}: is an index file, with quants of its own; name no others"
+                )
+            index, reference, opened, null = _absent(ref)
+        else:
+            index, reference, opened, null = _here(ref, quants, floor, tokenizer)
         compared = [quant.recording for quant in opened] + ([null] if null else [])
         vocab = find_vocabulary([reference, *compared], tokenizer)
         if near_tie is not None:
             thresholds = Thresholds(near_tie, "given")
         else:
             thresholds = Thresholds(default_near_tie, "default")
-        session = cls(reference, opened, null, vocab, Index(reference, compared), thresholds)
+        session = cls(reference, opened, null, vocab, index, thresholds)
         beside = ref.parent / "tokenizer.json"
         session.tokenizer = tokenizer or (beside if beside.is_file() else None)
         session.count_anew()
         return session
 
     def close(self) -> None:
-        """Close the files."""
+        """Save the index, and close the files."""
+        self.index.close()
         for recording in (self.ref, *(quant.recording for quant in self.quants)):
             recording.close()
         if self.floor is not None:
@@ -186,11 +194,17 @@ class Figures:
         return self.facts(i, quant)
 
     def detail(self, position: Position, quant: int, n: int) -> Detail:
-        """Both rows of a position, aligned. Raises RecordingChanged."""
+        """Both rows of a position, aligned; without rows where only the index is here.
+
+        Raises RecordingChanged.
+        """
         tokens = self.chunk_tokens(position.chunk)
         stream = int(tokens[position.t]) if position.t < tokens.size else None
         other = self.quants[quant].recording.row(position) if self.quants else None
-        return align(self.ref.row(position), other, stream, n)
+        found = align(self.ref.row(position), other, stream, n)
+        if self.index.absent:
+            return dataclasses.replace(found, ref_words=NOT_HERE, quant_words="")
+        return found
 
     def _calls_in(self, chunk: int) -> NDArray[np.bool_]:
         """bool[length]: what a run tags as calls, else what looks like one in the text."""
@@ -227,3 +241,30 @@ class Figures:
     def search(self, needle: str, start: int = 0) -> Iterator[tuple[int, list[Position]]]:
         """Find text in the stream, as `find_text` does."""
         return find_text(self.ref, self.vocab, needle, start)
+
+
+Opened = tuple[Index, Recording, tuple[Quant, ...], Recording | None]
+
+
+def _here(
+    ref: Path, quants: Sequence[tuple[str, Path]], floor: Path | None, tokenizer: Path | None
+) -> Opened:
+    """Recordings, and what is saved of the index over them."""
+    reference = open_recording(ref)
+
+    def text() -> Vocabulary:
+        return find_vocabulary([reference], tokenizer)
+
+    opened = tuple(Quant(name, open_quant(path, reference, text)) for name, path in quants)
+    null = open_quant(floor, reference, text) if floor is not None else None
+    compared = [quant.recording for quant in opened] + ([null] if null else [])
+    return Index(reference, compared, keeper()), reference, opened, null
+
+
+def _absent(path: Path) -> Opened:
+    """An index file: the recordings are elsewhere."""
+    file = ScanFile.open(path)
+    index, (reference, *others) = file.index(keeper())
+    named = list(zip(file.names, others, strict=True))
+    null = named.pop()[1] if file.floor else None
+    return index, reference, tuple(Quant(name, other) for name, other in named), null

@@ -344,7 +344,7 @@ def test_a_terminal_sees_progress_and_ctrl_c_ends_the_scan_with_130(tmp_path: Pa
         shown = b""
         while b"left" not in shown:
             shown += os.read(ours, 4096)
-        assert re.search(rb"scanning: \d+ % at [\d,]+ MB/s, [\d a-z]+ left", shown)
+        assert re.search(rb"scanning \w+: \d+ % at [\d,]+ MB/s, [\d a-z]+ left", shown)
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=60)
         rest = b""

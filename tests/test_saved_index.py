@@ -350,6 +350,14 @@ def test_tables_unused_for_long_or_beyond_the_size_are_removed(
     assert {each.path for each in saved_tables(folder)} == {found[0].path, found[1].path}
 
 
+def test_every_scan_sweeps_up_what_is_old(tmp_path: Path, folder: Path) -> None:
+    kept_index(plain_pair(tmp_path / "old"), folder).close()
+    for path in table_files(folder):
+        aged(path, 100)
+    kept_index(plain_pair(tmp_path / "new"), folder).close()
+    assert all(Path(each.names[0]).parent.name == "new" for each in saved_tables(folder))
+
+
 def test_what_is_being_filled_is_not_removed(tmp_path: Path, folder: Path) -> None:
     recordings = plain_pair(tmp_path / "data")
     index = Index(recordings[0], recordings[1:], Keeper(folder))

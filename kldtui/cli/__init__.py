@@ -33,6 +33,8 @@ COMMANDS = {
         "kldtui.cli.reading:inspect",
         "Say what a recording holds and what is wrong with it.",
     ),
+    "scan": ("kldtui.cli.scanning:scan", "Scan now, or make an index file to carry away."),
+    "cache": ("kldtui.cli.scanning:cache", "List, clear or prune saved indexes."),
     "labels": ("kldtui.cli.labelling:labels", "Summarise a label file."),
     "record": ("kldtui.cli.recording:record", "Make recordings, and runs of other files."),
     "answers": ("kldtui.cli.answers:answers", "Count the benchmark answers that flip."),

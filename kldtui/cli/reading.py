@@ -9,17 +9,19 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import click
 
+from kldtui.cli.progress import scan_here
 from kldtui.cli.values import NATS
 from kldtui.config import load_config
 from kldtui.errors import KldtuiError
-from kldtui.index import Index, Progress
+from kldtui.index import Index, keeper
+from kldtui.index.scanfile import ScanFile, is_scan_file
 from kldtui.position import Position
 from kldtui.recordings import Recording, describe, name_files, open_quant, open_recording
 from kldtui.report import flip_rows, format_flips, format_stats, pair_stats, runs_of
@@ -60,7 +62,6 @@ def _pair_options(command: Command) -> Command:
             "--quant",
             "quants",
             multiple=True,
-            required=True,
             metavar="[NAME=]FILE",
             help="A quant's recording (.kld, run, a server's answers); may be given several times.",
         ),
@@ -174,17 +175,19 @@ def inspect(file: Path, as_json: bool) -> None:
 class _Pair:
     """The recordings of one command, and the index over them."""
 
-    def __init__(self, ref: Recording, named: list[tuple[str, Recording]], floor: bool) -> None:
-        quants = [recording for _, recording in named]
-        self.names = [name for name, _ in named][: len(named) - floor]
-        self.recordings = [ref, *quants]
-        self.index = Index(ref, quants)
+    def __init__(
+        self, index: Index, recordings: Sequence[Recording], names: Sequence[str], floor: bool
+    ) -> None:
+        """recordings: the reference's, then the quants'; names: the quants'."""
+        self.names = list(names[: len(names) - floor])
+        self.recordings = list(recordings)
+        self.index = index
         self._floor = floor
         self._chunk: tuple[int, Any] = (-1, None)
 
     def scan(self, near_tie: float | None) -> Thresholds:
         """Scan to the end, with progress on a terminal, and settle what a near tie is."""
-        _scan(self.index)
+        scan_here(self.index)
         if near_tie is not None:
             return Thresholds(near_tie, "given")
         if self._floor:
@@ -209,6 +212,11 @@ def _opened(
         return find_vocabulary(opened[:1], tokenizer)
 
     try:
+        if is_scan_file(ref):
+            yield _absent(ref, quants, floor)
+            return
+        if not quants:
+            raise click.UsageError("Missing option '--quant'.")
         opened.append(open_recording(ref))
         named = []
         for name, path in name_files(quants):
@@ -217,38 +225,23 @@ def _opened(
         if floor is not None:
             opened.append(open_quant(floor, opened[0], text))
             named.append(("floor", opened[-1]))
-        yield _Pair(opened[0], named, floor is not None)
+        index = Index(opened[0], opened[1:], keeper())
+        try:
+            yield _Pair(index, opened, [name for name, _ in named], floor is not None)
+        finally:
+            index.close()
     finally:
         for recording in opened:
             recording.close()
 
 
-def _scan(index: Index) -> None:
-    terminal = sys.stderr.isatty()
-    try:
-        for progress in index.scan():
-            if terminal:
-                click.echo(f"\r{_words(progress)}\x1b[K", err=True, nl=False)
-    finally:
-        if terminal:
-            click.echo("\r\x1b[K", err=True, nl=False)
-
-
-def _words(progress: Progress) -> str:
-    share = 100 * progress.done / progress.total
-    left = progress.seconds_left
-    rate = f" at {progress.bytes_per_s / 1e6:,.0f} MB/s" if progress.bytes_per_s else ""
-    remaining = "" if left is None else f", {_duration(left)} left"
-    return f"scanning: {share:.0f} %{rate}{remaining}"
-
-
-def _duration(seconds: float) -> str:
-    whole = math.ceil(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+def _absent(path: Path, quants: tuple[str, ...], floor: Path | None) -> _Pair:
+    """An index file in place of the recordings."""
+    if quants or floor is not None:
+        raise click.UsageError(f"{path} is an index file, with quants of its own; name no others")
+    file = ScanFile.open(path)
+    index, recordings = file.index(keeper())
+    return _Pair(index, recordings, file.names, file.floor)
 
 
 def _print_json(value: Any) -> None:

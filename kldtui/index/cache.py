@@ -96,6 +96,10 @@ class Keeper:
         path, about = found
         return open_table(path, dtype, n, about)
 
+    def tidy(self) -> None:
+        """Prune the folder by its usual limits."""
+        prune(self._folder)
+
     def _place(self, recordings: Sequence[Recording]) -> tuple[Path, dict[str, Any]] | None:
         identities = [identity_of(recording) for recording in recordings]
         known = [each for each in identities if each is not None]
@@ -136,7 +140,7 @@ def saved_tables(folder: Path) -> list[Saved]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):
         yield from sorted(path for path in folder.iterdir() if path.suffix == _SUFFIX)
 
 

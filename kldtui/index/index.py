@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kldtui.analysis import PAIR_DTYPE, REF_DTYPE, Kernels, NumpyKernels, State, load_fast
+from kldtui.index.absent import NOT_HERE
 from kldtui.index.cache import Keeper, compiled_folder
 from kldtui.index.layout import Layout
 from kldtui.index.passes import Worker, half_read, unread
@@ -101,6 +102,11 @@ class Index:
         return getattr(self._recording, "sampling", None) is not None
 
     @property
+    def absent(self) -> bool:
+        """Whether the recordings are not here: the index stays as it is, and no row can be had."""
+        return bool(getattr(self._recording, "absent", False))
+
+    @property
     def complete(self) -> bool:
         """Whether both passes are done everywhere."""
         n = self.layout.n
@@ -150,7 +156,7 @@ class Index:
         Raises RecordingChanged, and StreamMismatch where its chunk is of another stream.
         """
         i = self.layout.index(position)
-        if i is not None:
+        if i is not None and not self.absent:
             if self._here is None:
                 self._here = self._worker(NumpyKernels())
             self._fill_whole(self._here, [(i, i + 1)])
@@ -207,6 +213,8 @@ class Index:
         Raises RecordingChanged if a file is cut meanwhile, StreamMismatch where the streams turn
         out to differ, DamagedRecording; what was filled stays.
         """
+        if self.absent:
+            return
         try:
             ready = self._prepare(cancel)
             while ready and not _is_set(cancel) and not self._closed:
@@ -245,6 +253,8 @@ class Index:
 
     def _prepare(self, cancel: threading.Event | None) -> bool:
         """What opening left out: all tokens are compared, and saved tables verified."""
+        if self._keeper is not None:
+            self._keeper.tidy()
         for recording in (self._recording, *self._quants):
             even = as_even(recording)
             if even is not None:
@@ -379,7 +389,7 @@ def _is_set(cancel: threading.Event | None) -> bool:
 
 def _notes(ref: Recording, quant: Recording, common: int) -> list[str]:
     """What to know before reading a comparison, a sentence each."""
-    notes = []
+    notes = [NOT_HERE] if getattr(ref, "absent", False) else []
     if ref.shape.n_chunk != common:
         notes.append(f"compared over {common} of {ref.shape.n_chunk} chunks")
     elif quant.shape.n_chunk != common:

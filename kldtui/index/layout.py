@@ -32,6 +32,9 @@ class Layout:
     @staticmethod
     def of(recording: Recording) -> Layout:
         """By arithmetic where all chunks are alike, else by looking at each."""
+        known = getattr(recording, "layout", None)
+        if isinstance(known, Layout):
+            return known
         even = as_even(recording)
         if even is not None:
             return EvenLayout(even.first_t, even.per_chunk, even.records, recording.shape.n_chunk)

@@ -49,6 +49,8 @@ class StreamCheck:
         self.common = min(ref.shape.n_chunk, quant.shape.n_chunk)
         self._upto = 0
         self._lock = threading.Lock()
+        if getattr(quant, "absent", False):
+            self._upto = self.common  # they were compared where they were scanned
         self._finish(_AT_OPEN, None)
         if self._upto < self.common:
             self._chunk(self.common - 1)

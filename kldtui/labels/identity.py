@@ -30,8 +30,11 @@ def identity_of(recording: Recording, name: str | None = None) -> dict[str, Any]
     the three numbers and all tokens; start: the same over the first chunk alone; model: SHA-256
     over the best 10 ids of up to 16 (`rows`) first rows of chunk 0, since all recordings of one
     stream share their tokens. Ids alone, so that another way to round changes nothing.
-    Raises RecordingChanged.
+    A recording that is not here has it from where it was scanned. Raises RecordingChanged.
     """
+    known = getattr(recording, "label_identity", None)
+    if known is not None:
+        return {**known, "name": name if name is not None else known["name"]}
     shape = recording.shape
     head = np.array([shape.n_ctx, shape.n_vocab], "<i4").tobytes()
     tokens = hashlib.sha256(head)

@@ -43,6 +43,7 @@ _KNOWN = (
     (b"GGUF", "a GGUF model: record it with llama-perplexity --save-all-logits, or give it as "
               "--tokenizer"),
     (b"GGML", "a GGML file, not a recording"),
+    (b"kldtui-scan ", "an index file of kldtui scan: review it with kldtui FILE"),
     (b"PK\x03\x04", "a zip archive (NumPy .npz, PyTorch), not a recording"),
     (b"\x93NUMPY", "a NumPy array, not a recording"),
     (b"\x89HDF", "an HDF5 file, not a recording"),

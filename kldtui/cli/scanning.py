@@ -1,0 +1,226 @@
+"""Headless commands about the index: `scan` makes it, `cache` looks after what is kept of it.
+
+Knows: options, progress on a terminal, and how an index becomes a file.
+Must not know: Textual, engines, how a scan is done or a file laid out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from kldtui.cli.progress import show
+from kldtui.index import Index, index_folder, keeper
+from kldtui.index.cache import MAX_BYTES, MAX_DAYS, Saved, prune, saved_tables
+from kldtui.index.scanfile import ScanFile, merge_scans, write_scan
+from kldtui.labels.identity import identity_of
+from kldtui.recordings import Recording, name_files, open_quant, open_recording
+from kldtui.vocab import find_vocabulary
+from kldtui.vocab.glyphs import safe
+
+_FILE = click.Path(path_type=Path)
+_CHUNKS = re.compile(r"c?(\d+)(?:-c?(\d+))?")
+_DAY = 86400
+
+
+def _chunks(
+    _context: click.Context, _option: click.Parameter, text: str | None
+) -> tuple[int, int] | None:
+    """`a-b` or `a`, both ends included, as a range that leaves the last out."""
+    if text is None:
+        return None
+    match = _CHUNKS.fullmatch(text.strip())
+    if match is None:
+        raise click.BadParameter("write chunks as 0-99, both ends included")
+    first, last = int(match[1]), int(match[2] or match[1])
+    if last < first:
+        raise click.BadParameter(f"{text}: ends before it begins")
+    return first, last + 1
+
+
+@click.command()
+@click.argument("files", type=_FILE, nargs=-1, required=True, metavar="REF | FILE FILE…")
+@click.option(
+    "--quant",
+    "quants",
+    multiple=True,
+    metavar="[NAME=]FILE",
+    help="A quant's recording; may be given several times: one pass serves all.",
+)
+@click.option("--floor", type=_FILE, metavar="FILE", help="The null recording.")
+@click.option(
+    "-o", "--output", type=_FILE, metavar="FILE", help="Write an index file to carry away."
+)
+@click.option("--chunks", callback=_chunks, metavar="A-B", help="Only these chunks of the stream.")
+@click.option("--merge", is_flag=True, help="Join index files of parts of one stream into -o FILE.")
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 64),
+    metavar="N",
+    help="Threads that scan. Default: one a core, at most 8.",
+)
+@click.option(
+    "--dask", metavar="SCHEDULER", help="Scan on a dask cluster, such as tcp://host:8786."
+)
+@click.option(
+    "--tokenizer", type=_FILE, metavar="FILE", help="To place answers of servers by text."
+)
+def scan(
+    files: tuple[Path, ...],
+    quants: tuple[str, ...],
+    floor: Path | None,
+    output: Path | None,
+    chunks: tuple[int, int] | None,
+    merge: bool,
+    workers: int | None,
+    dask: str | None,
+    tokenizer: Path | None,
+) -> None:
+    """Scan REF and its quants now, so that a review shows all roots at once.
+
+    With -o the index goes into a file that `kldtui FILE` reviews where the recordings are not.
+    A scan that was stopped goes on where it was.
+    """
+    if merge:
+        if quants or floor or chunks or dask or workers:
+            raise click.UsageError("--merge takes index files and -o FILE, nothing else")
+        if output is None:
+            raise click.UsageError("--merge: say where to, with -o FILE")
+        _say_written(output, merge_scans(files, output))
+        return
+    if len(files) > 1:
+        raise click.UsageError("give one REF, and quants with --quant; --merge joins index files")
+    if not quants and floor is None:
+        raise click.UsageError("give at least one quant: --quant FILE")
+    with _opened(files[0], quants, floor, tokenizer) as (ref, named):
+        index = Index(ref, [recording for _, recording in named], keeper())
+        try:
+            if dask is not None:
+                from kldtui.index.cluster import scan_on_cluster
+
+                paths = [recording.path for _, recording in named]
+                show(lambda _: scan_on_cluster(dask, index, ref.path, paths, chunks), log=True)
+            else:
+                count = workers or min(8, os.cpu_count() or 1)
+                show(lambda stop: index.scan(stop, workers=count, chunks=chunks), log=True)
+            if output is not None:
+                known = [identity_of(ref), *(identity_of(r, name) for name, r in named)]
+                write_scan(
+                    output,
+                    index,
+                    ref,
+                    named,
+                    floor=floor is not None,
+                    chunks=chunks,
+                    label_identities=known,
+                )
+                _say_written(output, ScanFile.open(output))
+        finally:
+            index.close()
+
+
+@contextmanager
+def _opened(
+    ref: Path, quants: tuple[str, ...], floor: Path | None, tokenizer: Path | None
+) -> Iterator[tuple[Recording, list[tuple[str, Recording]]]]:
+    opened = [open_recording(ref)]
+    try:
+        named = []
+        wanted = name_files(quants) + ([("floor", floor)] if floor is not None else [])
+        for name, path in wanted:
+            opened.append(
+                open_quant(path, opened[0], lambda: find_vocabulary(opened[:1], tokenizer))
+            )
+            named.append((name, opened[-1]))
+        yield opened[0], named
+    finally:
+        for recording in opened:
+            recording.close()
+
+
+def _say_written(path: Path, file: ScanFile) -> None:
+    a, b = file.chunks
+    first, last = file.positions
+    chunks = f"chunk {a}" if b == a + 1 else f"chunks {a}-{b - 1}"
+    size = path.stat().st_size
+    words = f"{chunks}, {last - first:,} positions, {', '.join(map(safe, file.names))}"
+    click.echo(f"wrote {safe(str(path))}: {words}, {size / 1e6:,.1f} MB")
+
+
+# -- the cache ------------------------------------------------------------------------------------
+
+
+@click.group()
+def cache() -> None:
+    """Look after saved indexes: they are found again by what the recordings are."""
+
+
+@cache.command("list")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of text (docs/json.md).")
+def list_(as_json: bool) -> None:
+    """List saved indexes, the last used first."""
+    found = saved_tables(index_folder())
+    if as_json:
+        click.echo(json.dumps([_to_json(each) for each in found], indent=2))
+        return
+    for each in found:
+        click.echo(_line(each))
+    total = sum(each.bytes for each in found)
+    click.echo(f"{len(found)} tables, {total / 1e6:,.1f} MB in {safe(str(index_folder()))}")
+
+
+@cache.command("clear")
+def clear() -> None:
+    """Remove all saved indexes but those that a program is filling."""
+    _say_removed(prune(index_folder(), 0, 0))
+
+
+@cache.command("prune")
+@click.option(
+    "--days",
+    type=click.FloatRange(0),
+    default=MAX_DAYS,
+    show_default=True,
+    help="Remove what was not used for so long.",
+)
+@click.option(
+    "--megabytes",
+    type=click.FloatRange(0),
+    default=MAX_BYTES / 1e6,
+    show_default="2147",
+    help="Then the longest unused beyond so much in all.",
+)
+def prune_(days: float, megabytes: float) -> None:
+    """Remove saved indexes that are old, or too many. Every scan does so with the defaults."""
+    _say_removed(prune(index_folder(), days, int(megabytes * 1e6)))
+
+
+def _to_json(each: Saved) -> dict[str, object]:
+    return {
+        "path": str(each.path),
+        "recordings": list(each.names),
+        "positions": each.positions,
+        "bytes": each.bytes,
+        "used": each.used,
+        "busy": each.busy,
+    }
+
+
+def _line(each: Saved) -> str:
+    names = " → ".join(safe(Path(name).name) for name in each.names) or "damaged"
+    days = (time.time() - each.used) / _DAY
+    used = "today" if days < 1 else f"{days:.0f} days ago"
+    busy = "  being filled" if each.busy else ""
+    return f"{each.bytes / 1e6:>8.1f} MB {each.positions:>12,} positions  {used:<12} {names}{busy}"
+
+
+def _say_removed(removed: list[Saved]) -> None:
+    freed = sum(each.bytes for each in removed)
+    click.echo(f"removed {len(removed)} tables, {freed / 1e6:,.1f} MB")

@@ -1,0 +1,337 @@
+"""An index in a file to carry away: made where the recordings are, read where they are not.
+
+Knows: the file's layout, and how files of parts of a stream become one.
+Must not know: what columns mean, screens.
+
+Layout: a magic line, the length of what follows in 16 hexadecimal digits, JSON, zero bytes up to
+a multiple of 4,096; then arrays, one behind the other, as the JSON lists them: name, dtype, count,
+offset, CRC-32. Of a stream's chunks it holds those from `chunks[0]` up to, not including,
+`chunks[1]`: their tokens, and the columns of their positions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kldtui import __version__
+from kldtui.analysis import PAIR_DTYPE, REF_DTYPE
+from kldtui.errors import DamagedRecording, KldtuiError, RecordingError, UnsupportedRecording
+from kldtui.index.absent import AbsentRecording, describe
+from kldtui.index.cache import Keeper, identity_of
+from kldtui.index.index import Index
+from kldtui.index.layout import EvenLayout, Layout
+from kldtui.index.table import Table
+from kldtui.recordings.base import Recording, as_even
+
+MAGIC = b"kldtui-scan "
+_VERSION = b"1\n"
+_DIGITS = 16
+_PAGE = 4096
+_AT_ONCE = 1 << 16
+
+Arrays = Iterator[tuple[str, NDArray[Any]]]
+
+
+def is_scan_file(path: Path) -> bool:
+    """Whether a file is an index file, by its first bytes."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+# -- writing --------------------------------------------------------------------------------------
+
+
+def write_scan(
+    path: Path,
+    index: Index,
+    ref: Recording,
+    quants: Sequence[tuple[str, Recording]],
+    *,
+    floor: bool = False,
+    chunks: tuple[int, int] | None = None,
+    label_identities: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """Write what an index holds of some chunks (default: all). Raises RecordingError, OSError.
+
+    quants: by name, in the index's order; with `floor` the last is the null recording.
+    label_identities: of the reference and the quants, as labels know them.
+    """
+    layout = index.layout
+    a, b = chunks if chunks is not None else (0, layout.n_chunk)
+    a, b = max(0, a), min(b, layout.n_chunk)
+    if a >= b:
+        raise RecordingError(f"{ref.path}: has no chunks {a}-{b - 1}; it has {layout.n_chunk}")
+    first, last = int(layout.chunk_slice(a).start), int(layout.chunk_slice(b - 1).stop)
+    about = [describe(name, each) for name, each in (("ref", ref), *quants)]
+    for each, recording in zip(about, (ref, *(quant for _, quant in quants)), strict=True):
+        each["identity"] = identity_of(recording)
+    for each, known in zip(about, label_identities, strict=False):
+        each["label_identity"] = dict(known)
+    even = as_even(ref)
+    head = {
+        "kldtui": __version__,
+        "recordings": about,
+        "floor": floor,
+        "chunks": [a, b],
+        "positions": [first, last],
+        "n": layout.n,
+        "even": [even.first_t, even.per_chunk] if even is not None else None,
+    }
+
+    def arrays() -> Arrays:
+        yield "tokens", np.concatenate([ref.tokens(chunk) for chunk in range(a, b)])
+        if even is None:
+            slices = [layout.chunk_slice(chunk) for chunk in range(layout.n_chunk)]
+            yield "starts", np.array([0, *(each.stop for each in slices)], np.int64)
+            yield "t", layout.t(slice(0, layout.n))
+            lengths = [len(ref.tokens(chunk)) for chunk in range(layout.n_chunk)]
+            yield "lengths", np.array(lengths, np.int64)
+        for number, table in enumerate([index.ref, *index.pairs]):
+            for name in table.names:
+                yield f"{number}/{name}", table[name][first:last]
+                table.release()
+
+    _write(path, head, arrays)
+
+
+def _write(path: Path, head: dict[str, Any], arrays: Callable[[], Arrays]) -> None:
+    """The file, whole or not at all. arrays: called twice, for the sums and for the bytes."""
+    listed: list[list[Any]] = []
+    sums: list[list[Any]] = [
+        [name, array.dtype.str, int(array.size), 0, zlib.crc32(np.ascontiguousarray(array).data)]
+        for name, array in arrays()
+    ]
+    text = _head({**head, "arrays": sums}, 0)
+    at = len(text)
+    for name, dtype, count, _, total in sums:
+        listed.append([name, dtype, count, at, total])
+        at += -(-count * np.dtype(dtype).itemsize // 8) * 8
+    fd, temporary = tempfile.mkstemp(prefix=f".{path.name[:80]}-", dir=path.parent)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(_head({**head, "arrays": listed}, len(text)))
+            for (_, array), (*_, offset, _) in zip(arrays(), listed, strict=True):
+                file.write(bytes(offset - file.tell()))
+                file.write(np.ascontiguousarray(array).data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _head(head: Mapping[str, Any], size: int) -> bytes:
+    """Magic, length, JSON, padding; at least `size` bytes. Offsets get room to grow into."""
+    text = json.dumps(head).encode("ascii")
+    out = MAGIC + _VERSION + f"{len(text):0{_DIGITS}x}\n".encode() + text
+    room = size or len(out) + 24 * len(head["arrays"])
+    return out.ljust(-(-room // _PAGE) * _PAGE, b"\0")
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ScanFile:
+    """An index file, opened: its head, and its arrays as they are asked for."""
+
+    path: Path
+    head: dict[str, Any]
+    identity: dict[str, Any]
+
+    @classmethod
+    def open(cls, path: Path) -> ScanFile:
+        """Raises DamagedRecording, UnsupportedRecording, RecordingError."""
+        try:
+            with path.open("rb") as file:
+                head, raw = _read_head(path, file.read(len(MAGIC) + 2 + _DIGITS + 1), file.read)
+                stat = os.fstat(file.fileno())
+        except OSError as error:
+            raise RecordingError(f"{path}: cannot be opened: {error.strerror}") from None
+        out = cls(path, head, {"size": stat.st_size, "head": zlib.crc32(raw)})
+        for _, dtype, count, offset, _ in head["arrays"]:
+            if offset + count * np.dtype(dtype).itemsize > stat.st_size:
+                raise DamagedRecording(f"{path}: is cut short; copy it again")
+        return out
+
+    @property
+    def chunks(self) -> tuple[int, int]:
+        return int(self.head["chunks"][0]), int(self.head["chunks"][1])
+
+    @property
+    def positions(self) -> tuple[int, int]:
+        return int(self.head["positions"][0]), int(self.head["positions"][1])
+
+    @property
+    def names(self) -> list[str]:
+        """The quants' names; the null recording's last, where there is one."""
+        return [str(each["name"]) for each in self.head["recordings"][1:]]
+
+    @property
+    def floor(self) -> bool:
+        return bool(self.head["floor"])
+
+    def array(self, name: str) -> NDArray[Any]:
+        """One array, whole. Raises DamagedRecording where its sum is another."""
+        for known, dtype, count, offset, total in self.head["arrays"]:
+            if known == name:
+                out = np.fromfile(self.path, dtype, count, offset=offset)
+                if zlib.crc32(out.data) != total:
+                    raise DamagedRecording(f"{self.path}: is damaged in {name}; copy it again")
+                return out
+        raise DamagedRecording(f"{self.path}: lacks {name}")
+
+    def layout(self) -> Layout:
+        """Where the positions of the whole stream lie."""
+        if self.head["even"] is not None:
+            first_t, per_chunk = self.head["even"]
+            n_chunk = int(self.head["recordings"][0]["n_chunk"])
+            return EvenLayout(int(first_t), int(per_chunk), int(self.head["n"]), n_chunk)
+        starts, t = self.array("starts").tolist(), self.array("t")
+        return Layout([t[a:b] for a, b in itertools.pairwise(starts)])
+
+    def recordings(self) -> list[AbsentRecording]:
+        """The reference and the quants, as far as the file knows them."""
+        layout, tokens = self.layout(), self.array("tokens")
+        a, b = self.chunks
+        lengths: NDArray[np.int64] | int = int(self.head["recordings"][0]["n_ctx"])
+        if self.head["even"] is None:
+            lengths = self.array("lengths")
+            ends = np.cumsum(lengths[a:b])
+        else:
+            ends = np.arange(1, b - a + 1) * lengths
+        by_chunk = {
+            a + k: tokens[int(ends[k - 1]) if k else 0 : int(ends[k])] for k in range(b - a)
+        }
+        return [
+            AbsentRecording(about, self.path.parent, by_chunk, lengths, layout, self.identity)
+            for about in self.head["recordings"]
+        ]
+
+    def index(self, keeper: Keeper | None = None) -> tuple[Index, list[AbsentRecording]]:
+        """The index, with the recordings it is of. Raises DamagedRecording."""
+        recordings = self.recordings()
+        index = Index(recordings[0], recordings[1:], _Given(self, keeper, recordings))
+        if self.chunks != (0, index.layout.n_chunk):
+            a, b = self.chunks
+            for notes in index.notes:
+                notes.insert(0, f"holds chunks {a}-{b - 1} of {index.layout.n_chunk}")
+        return index, recordings
+
+
+def _read_head(
+    path: Path, start: bytes, read: Callable[[int], bytes]
+) -> tuple[dict[str, Any], bytes]:
+    if not start.startswith(MAGIC + _VERSION):
+        raise UnsupportedRecording(f"{path}: is an index file of another version of kldtui")
+    try:
+        raw = read(int(start[len(MAGIC) + 2 :], 16))
+        head = json.loads(raw)
+        for key in ("recordings", "chunks", "positions", "n", "arrays", "even", "floor"):
+            head[key]
+    except (ValueError, KeyError, TypeError):
+        raise DamagedRecording(f"{path}: has a damaged head; copy it again") from None
+    return head, raw
+
+
+class _Given(Keeper):
+    """Tables from an index file: copied once into the cache, where there is one."""
+
+    def __init__(
+        self, file: ScanFile, keeper: Keeper | None, recordings: Sequence[AbsentRecording]
+    ) -> None:
+        self._file, self._kept = file, keeper
+        self._numbers = {id(recording): k for k, recording in enumerate(recordings)}
+
+    def table(self, recordings: Sequence[Recording], dtype: np.dtype[Any], n: int) -> Table:
+        number = self._numbers[id(recordings[-1])]
+        if self._kept is not None:
+            table = self._kept.table(recordings, dtype, n)
+        else:
+            table = Table.empty(dtype, n)
+        first, last = self._file.positions
+        state = self._file.array(f"{number}/state")
+        if np.array_equal(table["state"][first:last], state):
+            return table
+        if not table.own():
+            table = Table.empty(dtype, n)
+        entries = np.zeros(last - first, dtype)
+        for name in dtype.names or ():
+            entries[name] = self._file.array(f"{number}/{name}")
+        for start in range(0, last - first, _AT_ONCE):
+            table.put(first + start, entries[start : start + _AT_ONCE])
+        table.save()
+        table.release()
+        return table
+
+
+# -- joining --------------------------------------------------------------------------------------
+
+
+def merge_scans(paths: Sequence[Path], out: Path) -> ScanFile:
+    """Join index files of parts of one stream. Raises KldtuiError naming the first that differs."""
+    files = [ScanFile.open(path) for path in paths]
+    one = files[0]
+    for other in files[1:]:
+        _check_same(one, other)
+    layout = one.layout()
+    a = min(file.chunks[0] for file in files)
+    b = max(file.chunks[1] for file in files)
+    first, last = int(layout.chunk_slice(a).start), int(layout.chunk_slice(b - 1).stop)
+    head = {k: v for k, v in one.head.items() if k != "arrays"}
+    head |= {"chunks": [a, b], "positions": [first, last]}
+
+    def joined(number: int, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+        whole = np.zeros(last - first, dtype[name])
+        for file in files:
+            low, high = file.positions
+            stands = file.array(f"{number}/state") != 0
+            whole[low - first : high - first][stands] = file.array(f"{number}/{name}")[stands]
+        return whole
+
+    def tokens() -> NDArray[np.int32]:
+        parts = [file.recordings()[0] for file in files]
+        chunks = []
+        for chunk in range(a, b):
+            each = (part.tokens(chunk) for part in parts)
+            chunks.append(max(each, key=lambda ids: bool(ids.size) and ids[0] != -1))
+        return np.concatenate(chunks)
+
+    def arrays() -> Arrays:
+        yield "tokens", tokens()
+        if one.head["even"] is None:
+            for name in ("starts", "t", "lengths"):
+                yield name, one.array(name)
+        for number in range(len(one.head["recordings"])):
+            dtype = PAIR_DTYPE if number else REF_DTYPE
+            for name in dtype.names or ():
+                yield f"{number}/{name}", joined(number, name, dtype)
+
+    _write(out, head, arrays)
+    return ScanFile.open(out)
+
+
+def _check_same(one: ScanFile, other: ScanFile) -> None:
+    names = f"{other.path} is not of the recordings of {one.path}"
+    if one.names != other.names:
+        raise KldtuiError(f"{names}: quants {', '.join(other.names)}, not {', '.join(one.names)}")
+    for mine, theirs in zip(one.head["recordings"], other.head["recordings"], strict=True):
+        a, b = ({**(each["identity"] or {}), "mtime_ns": None} for each in (mine, theirs))
+        if a != b:
+            raise KldtuiError(f"{names}: {theirs['path']} is another file than {mine['path']}")

@@ -1,0 +1,312 @@
+"""Index files: made where the recordings are, joined, and reviewed where they are not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from kldtui.cli import cli
+from kldtui.errors import DamagedRecording, KldtuiError, RecordingError, UnsupportedRecording
+from kldtui.index import Index, Keeper, State
+from kldtui.index.scanfile import ScanFile, is_scan_file, merge_scans, write_scan
+from kldtui.labels import LabelStore, ReviewIdentity
+from kldtui.position import Position
+from kldtui.recordings import Recording, open_recording
+from kldtui.session import Session
+from tests.builders import Stream, write_kld
+from tests.builders_index import mixed_pair, plain_pair, same, scan_all
+from tests.builders_run import run_of
+
+
+def run(*words: str | Path) -> Result:
+    return CliRunner().invoke(cli, [str(word) for word in words])
+
+
+def whole(folder: Path, recordings: list[Recording], **options: object) -> tuple[Path, Index]:
+    """An index file of all that recordings say, and the index."""
+    index = scan_all(Index(recordings[0], recordings[1:]), compiled=False)
+    path = folder / "x.scan"
+    named = [(recording.path.stem, recording) for recording in recordings[1:]]
+    write_scan(path, index, recordings[0], named, **options)  # type: ignore[arg-type]
+    return path, index
+
+
+def test_a_file_holds_what_the_index_does(tmp_path: Path) -> None:
+    recordings = mixed_pair(tmp_path / "data")
+    path, index = whole(tmp_path, recordings)
+    assert is_scan_file(path)
+    for keeper in (None, Keeper(tmp_path / "cache"), Keeper(tmp_path / "cache")):
+        again, absent = ScanFile.open(path).index(keeper)
+        tables = zip([index.ref, *index.pairs], [again.ref, *again.pairs], strict=True)
+        assert all(same(a, b) for a, b in tables)
+        assert again.common_chunks == index.common_chunks
+        assert again.layout.position(17) == index.layout.position(17)
+        assert again.notes[1][0].startswith("the recordings are not here")
+        assert again.notes[1][1:] == index.notes[1]
+        for mine, theirs in zip(absent, recordings, strict=True):
+            assert mine.shape == theirs.shape
+            for chunk in range(theirs.shape.n_chunk):
+                assert np.array_equal(mine.tokens(chunk), theirs.tokens(chunk))
+        assert list(again.scan()) == []
+        again.close()
+
+
+def test_runs_with_gaps_come_through_too(tmp_path: Path) -> None:
+    ref, quant = plain_pair(tmp_path / "data")
+    run_file = open_recording(run_of(ref, tmp_path / "ref.gguf-run", top_n=5))
+    path, index = whole(tmp_path, [run_file, quant])
+    again, absent = ScanFile.open(path).index()
+    assert same(again.pairs[0], index.pairs[0])
+    assert again.layout.index(Position(3, 20)) == index.layout.index(Position(3, 20))
+    assert np.array_equal(absent[0].tokens(5), ref.tokens(5))
+
+
+def test_rows_that_are_not_here_are_said_to_be_elsewhere(tmp_path: Path) -> None:
+    path, _ = whole(tmp_path, plain_pair(tmp_path / "data"))
+    ref = ScanFile.open(path).recordings()[0]
+    assert ref.row(Position(0, 20)) is None
+    with pytest.raises(RecordingError, match="not here, only their index"):
+        ref.rows(0, 0, 1)
+
+
+# -- parts ----------------------------------------------------------------------------------------
+
+
+def parts_of(tmp_path: Path, *ranges: tuple[int, int]) -> list[Path]:
+    recordings = mixed_pair(tmp_path / "data")
+    named = [(recording.path.stem, recording) for recording in recordings[1:]]
+    paths = []
+    for a, b in ranges:
+        index = Index(recordings[0], recordings[1:])
+        scan_all(index, chunks=(a, b), compiled=False)
+        paths.append(tmp_path / f"{a}-{b}.scan")
+        write_scan(paths[-1], index, recordings[0], named, chunks=(a, b))
+    return paths
+
+
+@pytest.mark.parametrize(
+    "ranges", [((0, 2), (2, 6)), ((3, 6), (0, 3)), ((0, 4), (2, 6)), ((0, 1), (1, 5), (5, 6))]
+)
+def test_parts_joined_are_the_whole(tmp_path: Path, ranges: tuple[tuple[int, int], ...]) -> None:
+    joined = merge_scans(parts_of(tmp_path, *ranges), tmp_path / "joined.scan")
+    recordings = mixed_pair(tmp_path / "data")
+    path, _ = whole(tmp_path, recordings)
+    one, two = joined.index()[0], ScanFile.open(path).index()[0]
+    tables = zip([one.ref, *one.pairs], [two.ref, *two.pairs], strict=True)
+    assert all(same(a, b) for a, b in tables)
+    assert np.array_equal(joined.array("tokens"), ScanFile.open(path).array("tokens"))
+
+
+def test_a_part_alone_says_which_it_is_and_leaves_the_rest_pending(tmp_path: Path) -> None:
+    joined = merge_scans(parts_of(tmp_path, (1, 2), (4, 5)), tmp_path / "joined.scan")
+    index, (ref, *_) = joined.index()
+    assert index.notes[0][0] == "holds chunks 1-4 of 6"
+    per = index.layout.n // 6
+    done = np.flatnonzero(index.ref["state"] != State.PENDING)
+    assert sorted({int(i) // per for i in done}) == [1, 4]
+    assert ref.tokens(4).min() >= 0
+    assert (ref.tokens(2) == -1).all(), "tokens of a chunk that no part holds are unknown"
+
+
+def test_parts_of_other_recordings_are_not_joined(tmp_path: Path) -> None:
+    [one] = parts_of(tmp_path, (0, 3))
+    changed = tmp_path / "data" / "q1.kld"
+    changed.write_bytes(changed.read_bytes()[:-5])
+    recordings = [open_recording(tmp_path / "data" / f"{n}.kld") for n in ("ref", "q1", "q2")]
+    other, _ = whole(tmp_path, recordings)
+    with pytest.raises(KldtuiError, match=r"x\.scan is not of .*q1\.kld is another file"):
+        merge_scans([one, other], tmp_path / "joined.scan")
+    named = [("a", recordings[1]), ("b", recordings[2])]
+    write_scan(other, Index(recordings[0], recordings[1:]), recordings[0], named)
+    with pytest.raises(KldtuiError, match="quants a, b, not q1, q2"):
+        merge_scans([one, other], tmp_path / "joined.scan")
+    assert not (tmp_path / "joined.scan").exists()
+
+
+def test_damage_is_named_and_nothing_of_it_shown(tmp_path: Path) -> None:
+    path, _ = whole(tmp_path, plain_pair(tmp_path / "data"))
+    data = path.read_bytes()
+    flipped = bytearray(data)
+    flipped[-100] ^= 1
+    for broken, error, words in (
+        (data[: len(data) // 2], DamagedRecording, "cut short"),
+        (data[:40], DamagedRecording, "damaged head"),
+        (data.replace(b'"chunks"', b'"chanks"'), DamagedRecording, "damaged head"),
+        (data.replace(b"kldtui-scan 1", b"kldtui-scan 7"), UnsupportedRecording, "another version"),
+        (bytes(flipped), DamagedRecording, r"damaged in 1/\w+"),
+    ):
+        path.write_bytes(broken)
+        with pytest.raises(error, match=words):
+            ScanFile.open(path).index()
+
+
+# -- the command ----------------------------------------------------------------------------------
+
+
+def test_scanned_in_two_parts_and_reviewed_without_the_recordings(tmp_path: Path) -> None:
+    plain_pair(tmp_path)
+    ref, quant = tmp_path / "ref.kld", tmp_path / "quant.kld"
+    for name, chunks in (("a", "0-3"), ("b", "4-5")):
+        done = run("scan", ref, "--quant", quant, "-o", tmp_path / name, "--chunks", chunks)
+        assert done.exit_code == 0, done.output
+        assert f"chunks {chunks}" in done.stdout
+    done = run("scan", "--merge", tmp_path / "a", tmp_path / "b", "-o", tmp_path / "ab.scan")
+    assert done.exit_code == 0, done.output
+    expected = run("flips", ref, "--quant", quant, "--json").stdout
+    (tmp_path / "away").mkdir()
+    for path in (ref, quant):
+        path.rename(tmp_path / "away" / path.name)
+    assert run("flips", tmp_path / "ab.scan", "--json").stdout == expected
+    session = Session.open(tmp_path / "ab.scan", [])
+    assert session.names == ("quant",)
+    assert session.counts[0].roots == len(json.loads(expected))
+    detail = session.detail(session.position(3), 0, 5)
+    assert detail.rows == ()
+    assert "only their index" in detail.ref_words
+    session.close()
+
+
+def test_labels_made_with_the_recordings_fit_the_index_file(tmp_path: Path) -> None:
+    ref, quant = plain_pair(tmp_path)
+    run("scan", ref.path, "--quant", quant.path, "-o", tmp_path / "x.scan")
+    named = {"quant": quant}
+    store = LabelStore.open(tmp_path / "l.json", ReviewIdentity.of(ref, named), "me")
+    store.set(Position(0, 20), "quant", "recovers", {})
+    store.close()
+    session = Session.open(tmp_path / "x.scan", [])
+    labels = session.keep_labels(tmp_path / "l.json", "me")
+    assert labels.class_of(Position(0, 20), "quant") == "recovers"
+    assert not labels.warnings
+    session.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["{ref}"], "at least one quant"),
+        (["{ref}", "{quant}", "--quant", "{quant}"], "one REF"),
+        (["--merge", "{ref}"], "-o FILE"),
+        (["--merge", "{ref}", "-o", "{out}"], "another version of kldtui"),
+        (["--merge", "{ref}", "-o", "{out}", "--chunks", "1-2"], "nothing else"),
+        (["{ref}", "--quant", "{quant}", "--chunks", "2-1"], "ends before it begins"),
+        (["{ref}", "--quant", "{quant}", "--chunks", "two"], "write chunks as 0-99"),
+        (["{ref}", "--quant", "{quant}", "--chunks", "7-9", "-o", "{out}"], "no chunks 7"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(
+    tmp_path: Path, words: list[str], said: str
+) -> None:
+    plain_pair(tmp_path)
+    paths = {name: str(tmp_path / f"{name}.kld") for name in ("ref", "quant")}
+    done = run("scan", *(word.format(**paths, out=tmp_path / "out") for word in words))
+    assert done.exit_code == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_scan_that_is_interrupted_goes_on_from_there(tmp_path: Path) -> None:
+    # Unwritten records: a scan of many seconds in a file that takes no space.
+    stream = Stream(np.zeros((200, 512), np.int32), 150_000)
+    path = write_kld(tmp_path / "long.kld", stream)
+    os.truncate(path, stream.size)
+    command: list[str | Path] = [sys.executable, "-m", "kldtui", "scan", path, "--quant", path]
+    command += ["-o", tmp_path / "o"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    folder = Path(os.environ["KLDTUI_CACHE"]) / "index"
+    before = set(folder.glob("*.columns")) if folder.exists() else set()
+    end = time.monotonic() + 30
+    while time.monotonic() < end and not (set(folder.glob("*.columns")) - before):
+        time.sleep(0.05)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped; the same command goes on from here" in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "o").exists()
+    recording = open_recording(path)
+    index = Index(recording, [recording], Keeper(folder))
+    assert (index.pairs[0]["state"] != State.PENDING).any()
+    index.close()
+
+
+# -- the cache ------------------------------------------------------------------------------------
+
+
+def test_saved_indexes_are_listed_pruned_and_cleared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KLDTUI_CACHE", str(tmp_path / "cache"))
+    plain_pair(tmp_path)
+    run("scan", tmp_path / "ref.kld", "--quant", tmp_path / "quant.kld")
+    listed = run("cache", "list").stdout
+    assert "ref.kld → quant.kld" in listed
+    assert "2 tables" in listed
+    found = json.loads(run("cache", "list", "--json").stdout)
+    assert {len(each["recordings"]) for each in found} == {1, 2}
+    assert {each["positions"] for each in found} == {90}
+    old = time.time() - 100 * 86400
+    os.utime(found[0]["path"], (old, old))
+    assert "removed 1 tables" in run("cache", "prune").stdout
+    assert "removed 1 tables" in run("cache", "clear").stdout
+    assert json.loads(run("cache", "list", "--json").stdout) == []
+
+
+# -- clusters -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scheduler() -> Iterator[str]:
+    """A cluster of two processes on this machine."""
+    distributed = pytest.importorskip("distributed", reason="needs dask (kldtui[dask])")
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=None, processes=True
+    ) as cluster:
+        yield cluster.scheduler_address
+
+
+def test_a_cluster_of_two_processes_scans_what_one_does(
+    tmp_path: Path, scheduler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixed_pair(tmp_path, n_chunk=9)
+    words: list[str | Path] = ["--quant", tmp_path / "q1.kld", "--quant", tmp_path / "q2.kld"]
+    monkeypatch.setenv("KLDTUI_CACHE", str(tmp_path / "one"))
+    done = run("scan", tmp_path / "ref.kld", *words, "-o", tmp_path / "x", "--dask", scheduler)
+    assert done.exit_code == 0, done.output
+    monkeypatch.setenv("KLDTUI_CACHE", str(tmp_path / "other"))
+    assert run("scan", tmp_path / "ref.kld", *words, "-o", tmp_path / "y").exit_code == 0
+    one, two = (ScanFile.open(tmp_path / name).index()[0] for name in "xy")
+    for a, b in zip([one.ref, *one.pairs], [two.ref, *two.pairs], strict=True):
+        assert same(a, b, near=1e-5)
+
+
+def test_a_worker_that_cannot_see_the_files_is_an_error_in_words(
+    tmp_path: Path, scheduler: str
+) -> None:
+    from kldtui.index.cluster import scan_on_cluster
+
+    ref, quant = plain_pair(tmp_path)
+    with pytest.raises(KldtuiError, match="cannot be opened"):
+        list(scan_on_cluster(scheduler, Index(ref, [quant]), tmp_path / "gone.kld", [quant.path]))
+
+
+def test_a_scheduler_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("distributed", reason="needs dask (kldtui[dask])")
+    from kldtui.index import cluster
+
+    ref, quant = plain_pair(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster, "_WAIT_SECONDS", 1)
+        with pytest.raises(KldtuiError, match="no scheduler answers"):
+            list(cluster.scan_on_cluster("tcp://127.0.0.1:9", Index(ref, [quant]), ref.path, []))
