@@ -21,6 +21,8 @@ from kldtui.recordings.base import Recording
 
 _HEAD_ENDS = b',"start_text":'
 _SHOWN = 3
+_BEGINS = b'{"id":'
+_HEAD_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class BranchLog:
         self.warnings: list[str] = []
         self._entries: dict[tuple[Position, str], dict[str, Entry]] = {}
         self._files = disk.Files()
+        self._faults = 0
 
     @classmethod
     def open(
@@ -52,11 +55,12 @@ class BranchLog:
     ) -> BranchLog:
         """Find the branches of `path` that belong to this reference and these quants.
 
-        Raises KldtuiError for a file that cannot be read, or that holds none of them though it
-        holds branches.
+        Raises KldtuiError for a file that cannot be read, that is no file of branches, or that
+        holds none of them though it holds branches.
         """
         log = cls(path)
         try:
+            log._refuse_others()
             strangers = log._scan(ref, names)
         except FileNotFoundError:
             if missing_ok:
@@ -123,6 +127,28 @@ class BranchLog:
     def _put(self, entry: Entry) -> None:
         self._entries.setdefault((entry.position, entry.quant), {})[entry.key] = entry
 
+    def _refuse_others(self) -> None:
+        """Nothing is ever appended to a recording, a label file or anything else: raises
+        KldtuiError unless the file is empty or begins as a branch does, if cut."""
+        with self.path.open("rb") as file:
+            first, *rest = file.read(_HEAD_BYTES).lstrip().split(b"\n")
+        cut = _BEGINS.startswith(first) and all(line.startswith(_BEGINS) for line in rest[:1])
+        if not first.startswith(_BEGINS) and not cut:
+            raise KldtuiError(
+                f"{self.path}: exists and is no file of branches; it is left as it is: give "
+                "another file"
+            )
+
+    def _warn(self, text: str) -> None:
+        """The first few in words; the rest are counted."""
+        self._faults += 1
+        if self._faults <= _SHOWN:
+            self.warnings.append(f"{self.path.name}: {text}")
+        elif self._faults == _SHOWN + 1:
+            self.warnings.append("")
+        if self._faults > _SHOWN:
+            self.warnings[-1] = f"{self.path.name}: and {self._faults - _SHOWN} more such lines"
+
     def _scan(self, ref: Recording, names: Sequence[str]) -> list[str]:
         """Enter what belongs; gives why other branches do not, one each."""
         strangers: list[str] = []
@@ -141,9 +167,7 @@ class BranchLog:
                 try:
                     entry, prefix = _enter(line, where)
                 except (ValueError, KeyError, TypeError, KldtuiError) as error:
-                    self.warnings.append(
-                        f"{self.path.name}: the line at byte {where} is left out: {error}"
-                    )
+                    self._warn(f"the line at byte {where} is left out: {error}")
                     continue
                 stranger = _stranger(entry, prefix, ref, names)
                 if stranger:

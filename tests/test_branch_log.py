@@ -183,3 +183,41 @@ def test_a_branch_that_is_dropped_takes_along_those_inside_it() -> None:
         shelf.put(each)
     shelf.drop(HERE, "q4", "R·r")
     assert set(shelf.of(HERE, "q4", list)) == {"R·q"}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{\n"format":"kldtui-labels",\n"version":1,\n',
+        b"_logits_" + bytes(4096),
+        b'{"format": "kldtui-run", "version": 1}\n',
+        b'{"prompt": "x"}\n',
+        b"\x00" * 100,
+    ],
+)
+def test_nothing_is_ever_appended_to_another_kind_of_file(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(content)
+    for missing_ok in (True, False):
+        with pytest.raises(KldtuiError, match="no file of branches"):
+            BranchLog.open(path, REF, ["q4"], missing_ok=missing_ok)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("length", [0, 3, 7, 200])
+def test_a_file_cut_in_its_first_branch_goes_on(tmp_path: Path, length: int) -> None:
+    path = tmp_path / "b.jsonl"
+    written(path, branch())
+    path.write_bytes(path.read_bytes()[:length])
+    written(path, branch())
+    assert set(opened(path).of(HERE, "q4")) == {"R·r"}
+
+
+def test_many_faults_are_counted_not_listed(tmp_path: Path) -> None:
+    path = tmp_path / "b.jsonl"
+    written(path, branch())
+    with path.open("ab") as file:
+        file.write(b"nonsense\n" * 1000)
+    warnings = opened(path).warnings
+    assert len(warnings) == 4
+    assert "997 more" in warnings[-1]

@@ -47,6 +47,7 @@ from kldtui.ui.pair_screen import PairScreen
 from kldtui.ui.root_list import RootList
 from kldtui.ui.stream import StreamView
 from kldtui.ui.text import plain
+from kldtui.vocab import safe
 
 COUNT_SECONDS = 0.4
 SETTLE_SECONDS = 0.35
@@ -116,6 +117,9 @@ class ReviewView(PairScreen):
         if self.session.labels is not None:
             for warning in self.session.labels.warnings:
                 self.say(warning, "warning")
+        for log in self.session.shelf.logs:
+            for warning in log.warnings:
+                self.say(safe(warning), "warning")
         self.desk.connect_all()
         if self._demo is not None:
             self.run_worker(self._serve, thread=True, group="demo", exit_on_error=False)
