@@ -219,6 +219,16 @@ async def test_what_the_template_leaves_out_is_said() -> None:
     assert warnings == ["line 1, message 2: the template leaves out what the model thought"]
 
 
+async def test_tools_that_the_template_does_not_show_are_said() -> None:
+    def toolless(body: dict[str, Any]) -> str:
+        return chatml({name: value for name, value in body.items() if name != "tools"})
+
+    tools = {"tools": TOOLS}
+    said_so = ["line 1: the template leaves out the tools: the model is never shown them"]
+    assert (await read(*AGENT[:3], template=toolless, passed=tools))[1] == said_so
+    assert (await read(*AGENT[:3], passed=tools))[1] == []
+
+
 async def test_a_second_answer_in_a_row_is_context_and_not_scored() -> None:
     (chunk,), warnings = await read(
         said("user", "Hi"),

@@ -217,7 +217,7 @@ def rollout(
     read = read_prompts(prompts)
 
     async def work(engine: Engine, _: EngineInfo, show: _Show) -> Progress:
-        ids = await prompt_ids(engine, read)
+        ids = await prompt_ids(engine, read, _say)
         job = RolloutJob(
             engine, read, ids, output, n=length, top_n=top_n, n_vocab=n_vocab, sampling=sampling
         )

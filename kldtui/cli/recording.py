@@ -168,7 +168,7 @@ def _open(source: str, ref: Recording | None, text: Any) -> Recording:
 
 def _summary(job: Conversion, out: Path, wanted: Wanted) -> Iterator[str]:
     size = out.stat().st_size
-    yield f"{out}: {job.positions:,} positions written, {size / 1e6:,.1f} MB"
+    yield f"{out}: {size / 1e6:,.1f} MB; {job.positions:,} positions written this time"
     if job.exact:
         yield f"exact KLD at {job.exact:,} of them"
     if wanted.full:

@@ -149,7 +149,7 @@ def _config() -> Config:
 
 
 def _run(session: Session, config: Config, running: Demo | None = None) -> None:
-    if not sys.stdout.isatty() or not sys.stdin.isatty():
+    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
         raise KldtuiError(
             "a review needs a terminal; without one use: kldtui stats, flips, inspect, branch"
         )

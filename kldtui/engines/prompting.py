@@ -32,6 +32,17 @@ class Renderer(Encoder, Protocol):
         """The ids that end an answer; None where the server does not say. Raises EngineError."""
 
 
+async def leaves_out_tools(by: Renderer, conversation: Mapping[str, Any]) -> bool:
+    """Whether the template shows nothing of the tools that a conversation has.
+
+    Then the model never sees them, whatever its header says. Raises EngineError.
+    """
+    if not conversation.get("tools"):
+        return False
+    without = {name: value for name, value in conversation.items() if name != "tools"}
+    return await by.render(conversation) == await by.render(without)
+
+
 @runtime_checkable
 class Sampler(Protocol):
     """An engine that draws tokens at a temperature."""

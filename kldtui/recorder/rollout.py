@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kldtui.engines.base import Engine, EngineInfo, Finish, Token
-from kldtui.engines.prompting import encoder, renderer, sampler
+from kldtui.engines.prompting import encoder, leaves_out_tools, renderer, sampler
 from kldtui.errors import ContextExceeded, EngineBroke, EngineError, RecordingError, UnusableEngine
 from kldtui.position import Position
 from kldtui.recorder.files import Pieces, begin_or_go_on, engine_fields, has_all, settled_top_n
@@ -40,9 +40,11 @@ class Sampling:
         return {"temperature": self.temperature, "seed": self.seed, "repeat": self.repeat}
 
 
-async def prompt_ids(engine: Engine, prompts: Sequence[Prompt]) -> list[list[int]]:
+async def prompt_ids(
+    engine: Engine, prompts: Sequence[Prompt], warn: Callable[[str], None] | None = None
+) -> list[list[int]]:
     """The ids of prompts, as the server would read them: conversations rendered by its own
-    template. Raises EngineError."""
+    template. `warn` gets a line where that leaves something out. Raises EngineError."""
     out = []
     for prompt in prompts:
         if prompt.ids is not None:
@@ -51,7 +53,11 @@ async def prompt_ids(engine: Engine, prompts: Sequence[Prompt]) -> list[list[int
             out.append(await encoder(engine).encode(prompt.text))
         else:
             by = renderer(engine)
-            out.append(await by.encode(await by.render(prompt.conversation or {})))
+            conversation = prompt.conversation or {}
+            out.append(await by.encode(await by.render(conversation)))
+            if warn is not None and await leaves_out_tools(by, conversation):
+                words = "the template leaves out the tools: the model is never shown them"
+                warn(f"line {prompt.line}: {words}")
         if not out[-1]:
             raise EngineError(f"{engine.url}: the prompt of line {prompt.line} has no tokens")
     return out

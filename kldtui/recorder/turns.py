@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from kldtui.engines.prompting import Renderer
+from kldtui.engines.prompting import Renderer, leaves_out_tools
 from kldtui.errors import EngineRefused
 from kldtui.recorder.stream import ToScore
 from kldtui.recorder.trace import Conversation
@@ -83,6 +83,7 @@ class Reader:
         EngineError where the server fails.
         """
         out: list[TurnChunk] = []
+        await self._look_for_tools(conversation)
         for k, message in enumerate(conversation.messages):
             if message["role"] != "assistant":
                 continue
@@ -103,6 +104,16 @@ class Reader:
             last.turns.append((start, len(last.tokens)))
             last.messages = (0, k)
         return out
+
+    async def _look_for_tools(self, conversation: Conversation) -> None:
+        asked = [m for m in conversation.messages if m["role"] == "user"][:1]
+        body = {**conversation.passed, "messages": asked, "add_generation_prompt": True}
+        try:
+            if asked and await leaves_out_tools(self.by, body):
+                words = "the template leaves out the tools: the model is never shown them"
+                self.warnings.append(f"line {conversation.line}: {words}")
+        except EngineRefused:
+            return
 
     # ── what was written ─────────────────────────────────────────────────────────────────────
 
