@@ -91,10 +91,6 @@ class BranchLog:
         entries = self._entries.get((position, quant), {})
         return {key: self.read(entry) for key, entry in entries.items()}
 
-    def has(self, position: Position, quant: str) -> bool:
-        """Whether it has any branch of a root."""
-        return (position, quant) in self._entries
-
     def entry(self, position: Position, quant: str, key: str) -> Entry | None:
         return self._entries.get((position, quant), {}).get(key)
 

@@ -67,10 +67,6 @@ class Shelf:
             if other.parent is not None and other.parent.branch == branch.id:
                 self.drop(position, quant, name)
 
-    def ahead(self, position: Position, quant: str) -> bool:
-        """Whether a root has branches that were made ahead, without reading them."""
-        return any(log.has(position, quant) for log in self.logs)
-
     def find(self, position: Position, quant: str, branch_id: str) -> Branch | None:
         """A branch of a root by its id."""
         held = self._held.get((position, quant), {})

@@ -44,6 +44,7 @@ class PairScreen(Screen[None]):
         self.views: list[View] = []
         self._chosen: Pair | None = None
         self._part: tuple[str, int | None] = ("left", None)
+        self._warned = 0
         self._drawn_until = 0.0
         self._draw_due = False
 
@@ -142,6 +143,7 @@ class PairScreen(Screen[None]):
                 self.pane(side).show_words("", "no quant: start with --quant FILE")
             return
         branches, place = self.branches(), self.place
+        self._warn_of_files()
         held = self.session.recall(self.cursor, self.quant).values()
         forks: dict[str, set[int]] = {}
         for branch in held:
@@ -163,6 +165,14 @@ class PairScreen(Screen[None]):
                 self.pane(side).show_branch(shown, meeting, title, status, inside)
             else:
                 self.pane(side).show_words(*branch_words.no_branch_words(self.session, arm, place))
+
+    def _warn_of_files(self) -> None:
+        """What is wrong with files of branches, once each."""
+        shelf = self.session.shelf
+        warnings = [*(line for log in shelf.logs for line in log.warnings), *shelf.warnings]
+        for warning in warnings[self._warned :]:
+            self.say(warning, "warning")
+        self._warned = len(warnings)
 
     # ── messages ─────────────────────────────────────────────────────────────────────────────
 

@@ -7,7 +7,7 @@ Must not know: how panes draw.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,7 @@ def open_review(
     return session
 
 
-Script = Callable[[Sequence[int]], Sequence[int | float | EngineError]]
+Script = Callable[[Sequence[int]], Iterable[int | float | EngineError]]
 
 
 class ScriptedEngine:

@@ -431,6 +431,24 @@ async def test_branches_made_ahead_are_shown_without_a_server(tmp_path: Path) ->
         assert any("3 branches made ahead" in line for line in help_facts(later, 40))
 
 
+async def test_what_is_wrong_with_a_file_of_branches_is_said(tmp_path: Path) -> None:
+    session = open_review(tmp_path)
+    said(session)
+    async with running(session) as driver:
+        await made(driver, "b")
+        ahead = list(held(session).values())
+    path = tmp_path / "ahead.jsonl"
+    log = BranchLog.open(path, session.ref, session.names, missing_ok=True)
+    for branch in ahead:
+        log.add(branch)
+    path.write_bytes(path.read_bytes()[:-20])
+    later = open_review(tmp_path)
+    later.open_branches(path)
+    async with running(later) as driver:
+        assert "its last line was cut" in driver.notices
+        assert len(held(later)) == 2
+
+
 # ── the stream as R·r ────────────────────────────────────────────────────────────────────────
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -143,7 +144,7 @@ async def test_thousands_of_tokens_a_second_leave_keys_their_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = open_review(tmp_path)
-    floods: Script = lambda p: [0, 1, 2, 4, 7, 8, 12, 13, 14] * 100_000  # noqa: E731
+    floods: Script = lambda p: itertools.cycle([0, 1, 2, 4, 7, 8, 12, 13, 14])  # noqa: E731
     monkeypatch.setattr("kldtui.branching.running.loop_period", lambda ids: None)
     add_engines(session, floods, floods)
     async with running(session, config=Config(branch_tokens=1_000_000)) as driver:
@@ -164,7 +165,7 @@ async def test_thousands_of_tokens_a_second_leave_keys_their_turn(
         await driver.press("escape")
         await idle(driver)
         came = len(of(session, "R·r").ids)
-        assert 500 < came < 900_000
+        assert 500 < came < 1_000_000
         assert drawn[0] < came / 10
         assert of(session, "R·r").stop == "cancelled"
 
