@@ -196,8 +196,8 @@ class FloorLine:
     def to_json(self) -> dict[str, Any]:
         return {
             "against": self.against,
-            "self_flip_rate": _share_json(self.flips),
-            "parted": _share_json(self.parted),
+            "self_flip_rate": share_json(self.flips),
+            "parted": share_json(self.parted),
             "mean_abs_dlogp": self.mean,
             "p99_abs_dlogp": self.p99,
             "max_abs_dlogp": self.most,
@@ -215,7 +215,7 @@ class LiveLine:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "flip_rate": _share_json(self.flips),
+            "flip_rate": share_json(self.flips),
             "mean_abs_dlogp": self.mean,
             "max_abs_dlogp": self.most,
         }
@@ -244,6 +244,12 @@ def floor_lines(floors: Sequence[Floor]) -> list[FloorLine]:
     return lines
 
 
+def self_flips(floors: Sequence[Floor]) -> Share:
+    """The self-flip rate in one number: over both comparisons of an engine with itself."""
+    lines = [line for line in floor_lines(floors) if line.against != "other"]
+    return share(sum(line.flips.part for line in lines), sum(line.flips.whole for line in lines))
+
+
 def live_line(floors: Sequence[Floor]) -> LiveLine:
     """The first run's first token against the recorded one."""
     pairs = [(f, f.recorded) for f in floors if f.recorded is not None and f.says is not None]
@@ -260,7 +266,8 @@ def live_line(floors: Sequence[Floor]) -> LiveLine:
     )
 
 
-def _share_json(found: Share) -> dict[str, Any]:
+def share_json(found: Share) -> dict[str, Any]:
+    """A share with its interval; null of nothing."""
     known = found.whole > 0
     return {
         "count": found.part,

@@ -47,6 +47,7 @@ def test_an_engine_that_always_says_the_same_has_no_flips_but_an_interval(
     assert off["self_flip_rate"]["of"] > 3
     assert 0 < off["self_flip_rate"]["high"] < 0.6
     assert off["parted"]["of"] == 3
+    assert data["self_flip_rate"]["of"] == off["self_flip_rate"]["of"] * 2
     assert off["mean_abs_dlogp"] == 0
     assert data["recording"]["flip_rate"]["count"] == 0
     assert data["engine"]["verify"]["verdict"] == "ok"

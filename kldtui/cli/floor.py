@@ -19,7 +19,17 @@ import click
 from kldtui.cli.batching import duration, scan
 from kldtui.cli.engines import Preparation, add_engines, ref_engine_options, tell
 from kldtui.errors import KldtuiError
-from kldtui.floor import WORDS, Floor, FloorLine, LiveLine, floor_lines, live_line, run_floor
+from kldtui.floor import (
+    WORDS,
+    Floor,
+    FloorLine,
+    LiveLine,
+    floor_lines,
+    live_line,
+    run_floor,
+    self_flips,
+    share_json,
+)
 from kldtui.position import Position
 from kldtui.proportions import Share
 from kldtui.recordings import name_files
@@ -149,13 +159,13 @@ class _Job:
             floors = await self._floors(positions)
         finally:
             await self._session.close_engines()
-        lines, live = floor_lines(floors), live_line(floors)
+        lines, live, rate = floor_lines(floors), live_line(floors), self_flips(floors)
         if as_json:
             ascii_only = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
-            data = self._to_json(positions, lines, live)
+            data = self._to_json(positions, rate, lines, live)
             click.echo(json.dumps(data, ensure_ascii=ascii_only, allow_nan=False, indent=2))
         else:
-            for text in self._text(len(positions), lines, live):
+            for text in self._text(len(positions), rate, lines, live):
                 click.echo(safe(text))
 
     async def _floors(self, positions: Sequence[Position]) -> list[Floor]:
@@ -194,11 +204,12 @@ class _Job:
             recorded=best[0] if best else None,
         )
 
-    def _text(self, n: int, lines: Sequence[FloorLine], live: LiveLine) -> list[str]:
+    def _text(self, n: int, rate: Share, lines: Sequence[FloorLine], live: LiveLine) -> list[str]:
         session, what = self._session, "roots" if self._session.quants else "positions"
         info = self._slot.info
         served = f" ({info.kind} {info.model} {info.build})" if info is not None else ""
         out = [f"{session.ref.path.name}: {n} {what}, {self._length} tokens from each{served}"]
+        out.append(f"self-flip rate           {_share(rate)} predictions")
         for line in lines:
             out.append("")
             out.append(f"the reference against itself: {WORDS[line.against]}")
@@ -215,7 +226,11 @@ class _Job:
         return out
 
     def _to_json(
-        self, positions: Sequence[Position], lines: Sequence[FloorLine], live: LiveLine
+        self,
+        positions: Sequence[Position],
+        rate: Share,
+        lines: Sequence[FloorLine],
+        live: LiveLine,
     ) -> dict[str, Any]:
         def engine(slot: EngineSlot | None) -> dict[str, Any] | None:
             if slot is None or slot.info is None:
@@ -229,6 +244,7 @@ class _Job:
             "at": "roots" if self._session.quants else "positions",
             "positions": [str(position) for position in positions],
             "tokens": self._length,
+            "self_flip_rate": share_json(rate),
             "comparisons": [line.to_json() for line in lines],
             "recording": live.to_json(),
             "engine": engine(self._slot),
