@@ -99,7 +99,8 @@ def _quant_named(session: Session, name: str | None, option: str) -> str:
             raise KldtuiError(f"{option} {name}=…: there is no such quant; there are: {known}")
         return name
     if len(session.names) != 1:
-        raise KldtuiError(f"{option}: say which quant it serves, as NAME={option[2:].upper()}")
+        what = "URL" if option.endswith("server") else "FILE"
+        raise KldtuiError(f"{option}: say which quant it serves, as NAME={what}")
     return session.names[0]
 
 
