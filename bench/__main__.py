@@ -15,7 +15,7 @@ import click
 
 from bench.measure import Result, table
 
-GROUPS = ("scan",)
+GROUPS = ("scan", "screen")
 
 
 @click.command()

@@ -12,7 +12,7 @@ import numpy as np
 
 from kldtui.index import Bound, Index, Kind, State
 from kldtui.position import Position
-from kldtui.roots import Thresholds, cost, is_root
+from kldtui.roots import Thresholds, blocks, cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +105,22 @@ class Counts:
 def count_pair(index: Index, quant: int, thresholds: Thresholds) -> Counts:
     """Count a pair's positions, in one pass over its columns."""
     pair = index.pairs[quant]
-    scored = pair["state"] == State.SCORED
-    roots = is_root(index, quant)
-    return Counts(
-        positions=int(np.count_nonzero(scored)),
-        roots=int(np.count_nonzero(roots)),
-        near_ties=int(np.count_nonzero(cost(index, quant)[roots] < thresholds.near_tie)),
-        ties=int(np.count_nonzero(scored & (pair["kind"] == Kind.TIE))),
-        invalid=int(np.count_nonzero(pair["state"] == State.INVALID)),
-        missing=int(np.count_nonzero(pair["state"] == State.MISSING)),
-    )
+    total = np.zeros(6, np.int64)
+    for where in blocks(index):
+        state, kind = pair["state"][where], pair["kind"][where]
+        scored = state == State.SCORED
+        roots = np.flatnonzero(scored & (kind == Kind.ROOT))
+        near = cost(index, quant, roots + where.start) < thresholds.near_tie
+        found = (
+            np.count_nonzero(scored),
+            roots.size,
+            np.count_nonzero(near),
+            np.count_nonzero(scored & (kind == Kind.TIE)),
+            np.count_nonzero(state == State.INVALID),
+            np.count_nonzero(state == State.MISSING),
+        )
+        total += np.array(found, np.int64)
+    return Counts(*total.tolist())
 
 
 def is_rollout(index: Index) -> bool | None:
@@ -125,11 +131,15 @@ def is_rollout(index: Index) -> bool | None:
     """
     if index.drawn:
         return False
-    state, rank = index.ref["state"], index.ref["stream_rank"]
-    scored = state == State.SCORED
-    # Once all of an entry stands, no rank means that the token is not even in the list.
-    ranked = scored & ((rank > 0) | (index.ref["rest"] != 0))
-    if bool(np.any(rank[ranked] != 1)):
-        return False
-    settled = scored.any() and not np.any(state == State.PENDING)
-    return True if settled and np.array_equal(ranked, scored) else None
+    settled = bool(index.layout.n)
+    any_scored = False
+    for where in blocks(index):
+        state, rank = index.ref["state"][where], index.ref["stream_rank"][where]
+        scored = state == State.SCORED
+        # Once all of an entry stands, no rank means that the token is not even in the list.
+        ranked = scored & ((rank > 0) | (index.ref["rest"][where] != 0))
+        if bool(np.any(rank[ranked] != 1)):
+            return False
+        any_scored |= bool(scored.any())
+        settled &= bool((state != State.PENDING).all()) and np.array_equal(ranked, scored)
+    return True if settled and any_scored else None

@@ -28,8 +28,12 @@ from kldtui.recordings.base import chunk_tags
 from kldtui.report import Runs, runs_of
 from kldtui.roots import Thresholds, flips_at, is_root, near_tie_from_floor
 from kldtui.search import find_text
-from kldtui.spans import call_tokens
+from kldtui.spans import CallFinder
 from kldtui.vocab import Vocabulary, find_vocabulary
+
+_TOKENS_KEPT = 64
+LONG = 200_000
+"""Positions beyond which counting or listing them takes longer than a frame of the screen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +61,11 @@ class Figures:
     tokenizer: Path | None = None
     """What the user named to read text with, or the tokenizer.json beside the reference; a server
     that takes text needs it too."""
-    _calls: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
+    _tokens: dict[int, NDArray[np.int32]] = field(default_factory=dict)
+    _calls: dict[int, NDArray[np.bool_] | None] = field(default_factory=dict)
+    _finder: tuple[Vocabulary, CallFinder] | None = None
     _runs: Runs | None = None
+    _counted_n: int = 0
 
     @classmethod
     def open(
@@ -92,7 +99,10 @@ class Figures:
         session = cls(reference, opened, null, vocab, index, thresholds)
         beside = ref.parent / "tokenizer.json"
         session.tokenizer = tokenizer or (beside if beside.is_file() else None)
-        session.count_anew()
+        if session.is_long:
+            session.counts = [Counts(0, 0, 0, 0, 0, 0) for _ in session.index.pairs]
+        else:
+            session.count_anew()
         return session
 
     def close(self) -> None:
@@ -102,6 +112,11 @@ class Figures:
             recording.close()
         if self.floor is not None:
             self.floor.close()
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the stream is so long that counting and listing are work for the background."""
+        return self.index.layout.n > LONG
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -128,8 +143,15 @@ class Figures:
             self._runs = runs_of(self.index, self.ref)
         return self._runs
 
+    @property
+    def has_turns(self) -> bool:
+        """Whether the reference says its turns; only then `runs` has to look at every chunk."""
+        return hasattr(self.ref, "chunk_fields") and self.runs.unit == "turn"
+
     def run_of(self, found: NDArray[np.int64]) -> NDArray[np.int64]:
         """The number of the run that each flat index lies in, or that ended before it."""
+        if not self.has_turns:
+            return self.index.layout.chunks(found)
         starts = np.array([start for start, _ in self.runs.stretches], np.int64)
         return np.searchsorted(starts, found, side="right")
 
@@ -138,10 +160,10 @@ class Figures:
 
         Only where that means something: on turns, and on the reference's own rollout.
         """
-        if self.rollout is not True and self.runs.unit != "turn":
+        if self.rollout is not True and not self.has_turns:
             return set()
         where = self.index.layout.chunk_slice(chunk)
-        roots = np.flatnonzero(is_root(self.index, quant)[where]) + where.start
+        roots = np.flatnonzero(is_root(self.index, quant, where)) + where.start
         _, first = np.unique(self.run_of(roots), return_index=True)
         return {int(roots[k]) for k in first}
 
@@ -157,17 +179,20 @@ class Figures:
         )
 
     def chunk_tokens(self, chunk: int) -> NDArray[np.int32]:
-        """The chunk's tokens, int32[length]."""
-        return self.ref.tokens(chunk)
+        """The chunk's tokens, int32[length]; not to be written to."""
+        held = self._tokens.get(chunk)
+        if held is None:
+            if len(self._tokens) >= _TOKENS_KEPT:
+                self._tokens.clear()
+            held = self._tokens[chunk] = self.ref.tokens(chunk)
+        return held
 
     def flat(self, position: Position) -> int | None:
         return self.index.layout.index(position)
 
     def scored_before(self, position: Position) -> int:
         """How many scored positions lie before one: the flat index it has or would have."""
-        where = self.index.layout.chunk_slice(position.chunk)
-        ts = self.index.layout.t(where)
-        return int(where.start) + int(np.searchsorted(ts, position.t))
+        return self.index.layout.before(position)
 
     def position(self, i: int) -> Position:
         return self.index.layout.position(i)
@@ -206,12 +231,17 @@ class Figures:
             return dataclasses.replace(found, ref_words=NOT_HERE, quant_words="")
         return found
 
-    def _calls_in(self, chunk: int) -> NDArray[np.bool_]:
-        """bool[length]: what a run tags as calls, else what looks like one in the text."""
+    def _calls_in(self, chunk: int) -> NDArray[np.bool_] | None:
+        """bool[length]: what a run tags as calls, else what looks like one in the text.
+
+        None where nothing does.
+        """
         tokens = self.chunk_tokens(chunk)
         tags = chunk_tags(self.ref, chunk)
         if not tags:
-            return call_tokens(self.vocab, tokens.tolist())
+            if self._finder is None or self._finder[0] is not self.vocab:
+                self._finder = (self.vocab, CallFinder(self.vocab))
+            return self._finder[1].inside(tokens)
         inside = np.zeros(len(tokens), bool)
         for name, start, stop in tags:
             inside[start:stop] |= name == "call"
@@ -219,12 +249,16 @@ class Figures:
 
     def _in_call(self, found: NDArray[np.int64]) -> NDArray[np.bool_]:
         out = np.zeros(found.size, bool)
-        for k, i in enumerate(found.tolist()):
-            position = self.position(i)
-            held = self._calls.get(position.chunk)
-            if held is None:
-                held = self._calls[position.chunk] = self._calls_in(position.chunk)
-            out[k] = held[position.t]
+        layout = self.index.layout
+        chunks, ts = layout.chunks(found), layout.ts(found)
+        order = np.argsort(chunks, kind="stable")
+        numbers, starts = np.unique(chunks[order], return_index=True)
+        for chunk, rows in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
+            if chunk not in self._calls:
+                self._calls[chunk] = self._calls_in(chunk)
+            held = self._calls[chunk]
+            if held is not None:
+                out[rows] = held[ts[rows]]
         return out
 
     def _root_text(self, i: int, quant: int) -> str:
@@ -233,6 +267,9 @@ class Figures:
 
     def count_anew(self) -> None:
         """Count what the index holds by now: after a step of the scan, or another threshold."""
+        if self._runs is not None and self._counted_n != self.index.layout.n:
+            self._runs = None  # the recording has grown
+        self._counted_n = self.index.layout.n
         self.counts = [
             count_pair(self.index, k, self.thresholds) for k in range(len(self.index.pairs))
         ]

@@ -35,6 +35,10 @@ _LITERALS = ("true", "false", "null", "NaN", "Infinity", "-")
 _NUMBER = re.compile(r"-?\d*(?:\.\d*)?(?:[eE][+-]?\d*)?")
 
 
+OPENERS = frozenset({b"[", b"{"} | {opening.encode()[:1] for opening, _ in _TAGS})
+"""With one of these bytes every call begins."""
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """A tool call in a text; character offsets. end: just behind it; None while it is open.

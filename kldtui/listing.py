@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kldtui.errors import KldtuiError
-from kldtui.index import Index, Kind, State
+from kldtui.index import Index
 from kldtui.labels import BY_KEY
-from kldtui.roots import RootQuery, Thresholds, flips_at, select
+from kldtui.roots import RootQuery, Thresholds, cost, flips_at, is_root, select
 
 Order = Literal["position", "cost", "kld", "margin", "queue"]
 ListKind = Literal["roots", "ties", "moved", "invalid"]
@@ -33,6 +33,7 @@ HELP = (
 
 _COMPARISON = re.compile(r"\b(cost|kld)\s*>=?\s*(\S+)", re.IGNORECASE)
 
+_AT_ONCE = 1 << 17
 _COMPARED = re.compile(r"(cost|kld|margin)[<>=]")
 
 
@@ -158,8 +159,10 @@ def list_roots(
     if found.size == 0:
         return found
     if wanted.min_kld is not None:
-        klds = np.stack([index.pairs[k]["kld"][found] for k in chosen])
-        found = found[np.nanmax(np.nan_to_num(klds, nan=-np.inf), axis=0) >= wanted.min_kld]
+        most = np.full(found.size, -np.inf, np.float32)
+        for k in chosen:
+            most = np.fmax(most, index.pairs[k]["kld"][found])
+        found = found[most >= wanted.min_kld]
     if wanted.near_ties != "all" or order == "queue":
         costs = root_costs(index, found, chosen)
         near = costs < thresholds.near_tie
@@ -183,11 +186,13 @@ def root_costs(
 ) -> NDArray[np.float32]:
     """The dearest root of each position among `quants`, nats, float32[k]; NaN where none flips."""
     out = np.full(found.size, np.nan, np.float32)
-    for k in quants:
-        pair = index.pairs[k][found]
-        flips = (pair["kind"] == Kind.ROOT) & (pair["state"] == State.SCORED)
-        value = index.ref["ref_p_ref"][found] - pair["ref_p_quant"]
-        out = np.where(flips, np.fmax(out, value), out)
+    for start in range(0, found.size, _AT_ONCE):
+        part, values = found[start : start + _AT_ONCE], out[start : start + _AT_ONCE]
+        for k in quants:
+            flips = is_root(index, k, part)
+            values[flips] = np.fmax(values[flips], cost(index, k, part[flips]))
+        if found.size > _AT_ONCE:
+            index.release()
     return out
 
 

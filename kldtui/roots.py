@@ -6,6 +6,7 @@ Must not know: recordings, text, screens.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,22 +47,49 @@ class RootQuery:
     kind: ListKind = "roots"
 
 
-def cost(index: Index, quant: int) -> NDArray[np.float32]:
-    """Reference log p(ref token) - log p(quant token) of each position, nats, float32[n].
+Where = slice | NDArray[np.int64]
+"""Which flat indices: a range, or one by one."""
+EVERYWHERE = slice(None)
+_AT_ONCE = 1 << 17
+_BLOCK = 1 << 19
+"""Positions that are looked at at once: of a long stream only so much is in memory."""
+
+
+def cost(index: Index, quant: int, where: Where = EVERYWHERE) -> NDArray[np.float32]:
+    """Reference log p(ref token) - log p(quant token) of each position, nats, float32[k].
 
     NaN where it is not scored. Where `Bound.REF_P_QUANT` is set the true cost is at least this.
     """
     pair = index.pairs[quant]
-    value: NDArray[np.float32] = index.ref["ref_p_ref"] - pair["ref_p_quant"]
-    value[pair["state"] != State.SCORED] = np.nan
+    value: NDArray[np.float32] = index.ref["ref_p_ref"][where] - pair["ref_p_quant"][where]
+    value[pair["state"][where] != State.SCORED] = np.nan
     return value
 
 
-def is_root(index: Index, quant: int) -> NDArray[np.bool_]:
-    """bool[n]: whether the quant flips there."""
+def is_root(index: Index, quant: int, where: Where = EVERYWHERE) -> NDArray[np.bool_]:
+    """bool[k]: whether the quant flips there."""
     pair = index.pairs[quant]
-    flips: NDArray[np.bool_] = (pair["state"] == State.SCORED) & (pair["kind"] == Kind.ROOT)
+    flips: NDArray[np.bool_] = pair["state"][where] == State.SCORED
+    flips &= pair["kind"][where] == Kind.ROOT
     return flips
+
+
+def roots_of(index: Index, quant: int) -> NDArray[np.int64]:
+    """Flat indices at which the quant flips, ascending, int64[k]."""
+    return _found(index, lambda where: is_root(index, quant, where))
+
+
+def blocks(index: Index) -> Iterator[slice]:
+    """The flat indices in ranges; between them, memory that mirrors the disk is given back."""
+    for start in range(0, index.layout.n, _BLOCK):
+        yield slice(start, min(index.layout.n, start + _BLOCK))
+        if index.layout.n > _BLOCK:
+            index.release()
+
+
+def _found(index: Index, qualifies: Callable[[slice], NDArray[np.bool_]]) -> NDArray[np.int64]:
+    parts = [np.flatnonzero(qualifies(where)) + where.start for where in blocks(index)]
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
 def flips_at(index: Index, i: int) -> tuple[int, ...]:
@@ -75,7 +103,7 @@ def flips_at(index: Index, i: int) -> tuple[int, ...]:
 
 def moved_threshold(index: Index, quant: int) -> float:
     """The median KLD (nats) of the quant's roots; NaN if it has none."""
-    kld = index.pairs[quant]["kld"][is_root(index, quant)]
+    kld = index.pairs[quant]["kld"][roots_of(index, quant)]
     kld = kld[~np.isnan(kld)]
     return float(np.median(kld)) if kld.size else float("nan")
 
@@ -86,7 +114,7 @@ def near_tie_from_floor(index: Index, floor_quant: int) -> float:
     The null recording is the reference's model recorded again (other micro-batch): what flips
     there flips by arithmetic alone.
     """
-    costs = cost(index, floor_quant)[is_root(index, floor_quant)]
+    costs = cost(index, floor_quant, roots_of(index, floor_quant))
     costs = costs[~np.isnan(costs)]
     if costs.size < FLOOR_ROOTS:
         return float("nan")
@@ -103,56 +131,76 @@ def select(
     """
     thresholds = thresholds or Thresholds()
     numbers = range(len(index.pairs)) if query.quants is None else query.quants
-    chosen = np.zeros(index.layout.n, bool)
-    key = np.full(index.layout.n, np.nan, np.float32)
-    for quant in numbers:
-        here = _qualifies(index, quant, query, thresholds)
-        chosen |= here
-        if query.sort != "position":
-            values = _sort_value(index, quant, query.sort)
-            key[here] = np.fmax(key[here], values[here])
-    if query.kind == "invalid" and not index.pairs:
-        chosen |= index.ref["state"] == State.INVALID
-    if query.chunk is not None:
-        chosen = _only_chunk(index, query.chunk, chosen)
-    found = np.flatnonzero(chosen)
+    moved = {k: moved_threshold(index, k) for k in numbers} if query.kind == "moved" else {}
+    only = _only_chunk(index, query.chunk)
+
+    def qualifies(where: Where, quant: int) -> NDArray[np.bool_]:
+        return _qualifies(index, quant, query, thresholds, moved.get(quant, np.nan), where)
+
+    def chosen(where: slice) -> NDArray[np.bool_]:
+        out = np.zeros(where.stop - where.start, bool)
+        if only is not None and (where.stop <= only.start or only.stop <= where.start):
+            return out
+        for quant in numbers:
+            out |= qualifies(where, quant)
+        if query.kind == "invalid" and not index.pairs:
+            out |= index.ref["state"][where] == State.INVALID
+        if only is not None:
+            out[: max(0, only.start - where.start)] = False
+            out[max(0, only.stop - where.start) :] = False
+        return out
+
+    found = _found(index, chosen)
     if query.sort == "position":
         return found
-    return found[np.argsort(-key[found], kind="stable")]
+    key = np.full(found.size, np.nan, np.float32)
+    for start in range(0, found.size, _AT_ONCE):
+        part, values = found[start : start + _AT_ONCE], key[start : start + _AT_ONCE]
+        for quant in numbers:
+            here = qualifies(part, quant)
+            value = _sort_value(index, quant, query.sort, part[here])
+            values[here] = np.fmax(values[here], value)
+        if found.size > _AT_ONCE:
+            index.release()
+    return found[np.argsort(-key, kind="stable")]
 
 
-def _only_chunk(index: Index, chunk: int, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    out = np.zeros_like(chosen)
+def _only_chunk(index: Index, chunk: int | None) -> slice | None:
+    """The flat indices of the one chunk that is asked for; None for all."""
+    if chunk is None:
+        return None
     if 0 <= chunk < index.layout.n_chunk:
-        where = index.layout.chunk_slice(chunk)
-        out[where] = chosen[where]
-    return out
+        return index.layout.chunk_slice(chunk)
+    return slice(0, 0)
 
 
-def _sort_value(index: Index, quant: int, sort: Sort) -> NDArray[np.float32]:
+def _sort_value(index: Index, quant: int, sort: Sort, at: NDArray[np.int64]) -> NDArray[np.float32]:
     if sort == "cost":
-        return cost(index, quant)
-    column: NDArray[np.float32] = (
-        index.pairs[quant]["kld"] if sort == "kld" else index.ref["margin"]
-    )
-    return column
+        return cost(index, quant, at)
+    column = index.pairs[quant]["kld"] if sort == "kld" else index.ref["margin"]
+    return np.asarray(column[at])
 
 
 def _qualifies(
-    index: Index, quant: int, query: RootQuery, thresholds: Thresholds
+    index: Index,
+    quant: int,
+    query: RootQuery,
+    thresholds: Thresholds,
+    moved: float,
+    where: Where,
 ) -> NDArray[np.bool_]:
     pair = index.pairs[quant]
-    scored: NDArray[np.bool_] = pair["state"] == State.SCORED
+    state = pair["state"][where]
     if query.kind == "invalid":
-        return np.asarray(pair["state"] == State.INVALID)
+        return np.asarray(state == State.INVALID)
+    scored = state == State.SCORED
     if query.kind == "ties":
-        return np.asarray(scored & (pair["kind"] == Kind.TIE))
+        return np.asarray(scored & (pair["kind"][where] == Kind.TIE))
     if query.kind == "moved":
-        return np.asarray(
-            scored & (pair["kind"] != Kind.ROOT) & (pair["kld"] >= moved_threshold(index, quant))
-        )
-    here = is_root(index, quant)
+        large = pair["kld"][where] >= moved
+        return np.asarray(scored & (pair["kind"][where] != Kind.ROOT) & large)
+    here = is_root(index, quant, where)
     least = query.min_cost if query.near_ties else max(query.min_cost, thresholds.near_tie)
-    if least > 0:
-        here &= cost(index, quant) >= least
+    if least > 0 and here.any():
+        here &= cost(index, quant, where) >= least
     return here

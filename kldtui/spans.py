@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kldtui.hints import find_calls
+from kldtui.hints import OPENERS, find_calls
 from kldtui.vocab import Vocabulary
 
 
@@ -29,3 +29,24 @@ def call_tokens(vocab: Vocabulary, ids: Sequence[int]) -> NDArray[np.bool_]:
             last = int(np.searchsorted(ends, stop, side="left"))
             inside[first : last + 1] = True
     return inside
+
+
+class CallFinder:
+    """`call_tokens` over many chunks of one vocabulary: most are seen at once to hold no call."""
+
+    def __init__(self, vocab: Vocabulary) -> None:
+        self._vocab = vocab
+        self._opening: dict[int, bool] = {}
+
+    def inside(self, ids: NDArray[np.int32]) -> NDArray[np.bool_] | None:
+        """As `call_tokens`; None where no token is inside a call."""
+        known = self._opening
+        for token in np.unique(ids).tolist():
+            opens = known.get(token)
+            if opens is None:
+                piece = self._vocab.piece(token) or b""
+                opens = known[token] = any(byte in piece for byte in OPENERS)
+            if opens:
+                found = call_tokens(self._vocab, ids.tolist())
+                return found if found.any() else None
+        return None

@@ -72,6 +72,10 @@ class Layout:
         """The t of a run of flat indices, int32; not to be written to."""
         return self._t[where]
 
+    def ts(self, flat: NDArray[np.int64]) -> NDArray[np.int32]:
+        """The t of each flat index, int32[k]."""
+        return self._t[flat]
+
 
 class EvenLayout(Layout):
     """A layout of chunks that are all alike, by arithmetic: nothing grows with the stream."""
@@ -110,4 +114,7 @@ class EvenLayout(Layout):
     def t(self, where: slice) -> NDArray[np.int32]:
         start, stop, _ = where.indices(self.n)
         flat = np.arange(start, stop, dtype=np.int64)
+        return (self._first + flat % max(1, self._per)).astype(np.int32)
+
+    def ts(self, flat: NDArray[np.int64]) -> NDArray[np.int32]:
         return (self._first + flat % max(1, self._per)).astype(np.int32)

@@ -22,7 +22,7 @@ import mmap
 import os
 import tempfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ HEAD_BYTES = 1 << 14
 BLOCK = 4096
 _PAGE = 4096
 _ROOM = 1 << 20
+_LOOKS = 4
 
 
 class Unusable(Exception):
@@ -54,6 +55,7 @@ class SavedTable(Table):
             self.head = read_head(self._fd)
             capacity = _checked_capacity(self.head, dtype)
             places, blocks_at, size = layout(dtype, capacity)
+            self._places = places
             if os.fstat(self._fd).st_size != size or n != capacity:
                 raise Unusable(f"{path}: has another size than its head says")
             self._map = mmap.mmap(self._fd, size)
@@ -70,6 +72,7 @@ class SavedTable(Table):
             os.close(self._fd)
             raise
         super().__init__(dtype, arrays)
+        self._looks = 0
         with contextlib.suppress(OSError):
             os.utime(path)  # when it was last used
 
@@ -98,6 +101,14 @@ class SavedTable(Table):
         blocks = slice(first // BLOCK, (first + max(1, len(entries)) - 1) // BLOCK + 1)
         self._holds[blocks] = 0
         super().put(first, entries, names, where)
+
+    def entries(self, key: Any, names: Sequence[str]) -> Any:
+        """As of any table; now and then the memory is given back, since one look at an entry may
+        map megabytes around each of its columns."""
+        self._looks += 1
+        if self._looks % _LOOKS == 0:
+            self.release()
+        return super().entries(key, names)
 
     # -- whose it is -------------------------------------------------------------------------------
 
@@ -145,10 +156,9 @@ class SavedTable(Table):
     def _sum(self, block: int) -> int:
         """CRC-32 over the block's part of every column, read beside the map."""
         value = 0
-        places, _, _ = layout(self.dtype, len(self))
         for name in self.names:
             array = self._arrays[name][block * BLOCK : (block + 1) * BLOCK]
-            offset = places[name] + block * BLOCK * array.itemsize
+            offset = self._places[name] + block * BLOCK * array.itemsize
             value = zlib.crc32(os.pread(self._fd, array.nbytes, offset), value)
         return value
 

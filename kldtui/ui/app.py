@@ -6,6 +6,8 @@ Must not know: what a review does (the screens do).
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
@@ -20,6 +22,8 @@ from kldtui.errors import ConfigError
 from kldtui.session import Session
 from kldtui.ui.actions import ACTIONS, Action, keys_of
 from kldtui.ui.review import ReviewScreen
+
+SWITCH_SECONDS = 0.0005
 
 
 class ActionCommands(Provider):
@@ -77,4 +81,8 @@ class KldtuiApp(App[None]):
         if self.config.theme in self.available_themes:
             self.theme = self.config.theme
         self.set_keymap(dict(self.config.keys))
+        # Python hands the interpreter from thread to thread every so often: a scan in another
+        # thread would keep each key waiting for 5 ms, several times.
+        sys.setswitchinterval(SWITCH_SECONDS)
         self.push_screen(self.review)
+        self.call_later(gc.freeze)  # what is there by now stays; do not look at it again and again

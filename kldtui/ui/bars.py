@@ -17,10 +17,10 @@ from textual import events
 from textual.message import Message
 from textual.strip import Strip
 from textual.timer import Timer
-from textual.widget import Widget
 
 from kldtui.labels import TAXONOMY, LabelClass
 from kldtui.ui import marks
+from kldtui.ui.base_style import BaseStyled
 from kldtui.ui.text import fit
 
 Part = tuple[str, Style]
@@ -28,7 +28,7 @@ TOLD_SECONDS = 4.0
 _DENSITY = " ▁▂▃▄▅▆▇█"
 
 
-class StatusBar(Widget):
+class StatusBar(BaseStyled):
     """Parts from the left, and parts from the right that stay when there is little room."""
 
     def __init__(self, *, id: str) -> None:
@@ -62,11 +62,11 @@ class StatusBar(Widget):
         segments.append(Segment(" " * max(0, room)))
         segments += [Segment(f"{text} ", style) for text, style in kept]
         return (
-            Strip(segments).adjust_cell_length(width, self.rich_style).apply_style(self.rich_style)
+            Strip(segments).adjust_cell_length(width, self.base_style).apply_style(self.base_style)
         )
 
 
-class KeyBar(Widget):
+class KeyBar(BaseStyled):
     """Keys and what they do, as many as fit; a click does it."""
 
     class Pressed(Message):
@@ -113,12 +113,12 @@ class KeyBar(Widget):
         segments = [Segment(" ")]
         if self._told:
             segments.append(Segment(fit(self._told, max(0, self.size.width - 2)), marks.TITLE))
-            strip = Strip(segments).adjust_cell_length(self.size.width, self.rich_style)
-            return strip.apply_style(self.rich_style)
+            strip = Strip(segments).adjust_cell_length(self.size.width, self.base_style)
+            return strip.apply_style(self.base_style)
         for _, keys, words in self._fitting():
             segments += [Segment(keys, marks.QUANT), Segment(f" {words}  ")]
-        strip = Strip(segments).adjust_cell_length(self.size.width, self.rich_style)
-        return strip.apply_style(self.rich_style)
+        strip = Strip(segments).adjust_cell_length(self.size.width, self.base_style)
+        return strip.apply_style(self.base_style)
 
     def on_click(self, event: events.Click) -> None:
         x = 1
@@ -129,7 +129,7 @@ class KeyBar(Widget):
                 return
 
 
-class Minimap(Widget):
+class Minimap(BaseStyled):
     """The whole stream in one line: how many roots, and where the cursor is. A click goes there."""
 
     class Picked(Message):
@@ -141,13 +141,22 @@ class Minimap(Widget):
 
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id)
-        self._roots: NDArray[np.float64] = np.zeros(0)
+        self._roots: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._n = 1
         self._counts: NDArray[np.int64] = np.zeros(0, np.int64)
         self._cursor = 0.0
+        self._drawn = ""
 
-    def show(self, roots: NDArray[np.float64]) -> None:
-        """roots: places as shares of the stream, float64[k], in any order."""
-        self._roots, self._counts = roots, np.zeros(0, np.int64)
+    @staticmethod
+    def cells(roots: NDArray[np.float64], width: int) -> NDArray[np.int64]:
+        """How many lie in each of `width` cells, by their share of the stream, int64[width]."""
+        cells = np.minimum((roots * width).astype(np.int64), width - 1)
+        return np.bincount(cells, minlength=width)
+
+    def show(self, roots: NDArray[np.int64], n: int, counts: NDArray[np.int64]) -> None:
+        """roots: flat indices below `n`, int64[k], in any order; counts: their `cells`."""
+        self._roots, self._n, self._counts = roots, max(1, n), counts
+        self._drawn = ""
         self.refresh()
 
     def place(self, cursor: float) -> None:
@@ -158,24 +167,27 @@ class Minimap(Widget):
     def render_line(self, y: int) -> Strip:
         width = self.size.width
         if self._counts.size != width:
-            cells = np.minimum((self._roots * width).astype(np.int64), width - 1)
-            self._counts = np.bincount(cells, minlength=width)
-        counts = self._counts
-        most = max(1, int(counts.max(initial=0)))
+            self._counts = self.cells(self._roots / self._n, width)
+            self._drawn = ""
+        if len(self._drawn) != width:
+            most = max(2, int(self._counts.max(initial=0)))
+            levels = np.where(self._counts > 0, 1 + np.rint(7 * (self._counts - 1) / (most - 1)), 0)
+            self._drawn = "".join(_DENSITY[level] for level in levels.astype(int).tolist())
         here = min(width - 1, int(self._cursor * width))
-        segments = []
-        for x, count in enumerate(counts):
-            level = 0 if not count else 1 + round(7 * (int(count) - 1) / max(1, most - 1))
-            style = marks.CURSOR if x == here else marks.ROOT_STYLE + Style(underline=False)
-            segments.append(Segment(_DENSITY[level], style))
-        strip = Strip(Segment.simplify(segments))
-        return strip.adjust_cell_length(width, self.rich_style).apply_style(self.rich_style)
+        style = marks.ROOT_STYLE + Style(underline=False)
+        parts = (
+            (self._drawn[:here], style),
+            (self._drawn[here : here + 1], marks.CURSOR),
+            (self._drawn[here + 1 :], style),
+        )
+        strip = Strip([Segment(*part) for part in parts if part[0]])
+        return strip.adjust_cell_length(width, self.base_style).apply_style(self.base_style)
 
     def on_click(self, event: events.Click) -> None:
         self.post_message(self.Picked((event.x + 0.5) / max(1, self.size.width)))
 
 
-class ClassesPanel(Widget):
+class ClassesPanel(BaseStyled):
     """The classes, a line each with its definition; the root's own is marked."""
 
     class Chosen(Message):
@@ -204,7 +216,7 @@ class ClassesPanel(Widget):
         for entry in TAXONOMY[y * each : (y + 1) * each]:
             segments += self._entry(entry, width // each, with_definition=each == 1)
         return (
-            Strip(segments).adjust_cell_length(width, self.rich_style).apply_style(self.rich_style)
+            Strip(segments).adjust_cell_length(width, self.base_style).apply_style(self.base_style)
         )
 
     def _entry(self, entry: LabelClass, width: int, *, with_definition: bool) -> list[Segment]:

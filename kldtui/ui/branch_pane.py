@@ -10,13 +10,14 @@ from collections.abc import Collection
 
 from rich.segment import Segment
 from rich.style import Style
+from textual.geometry import Region
 from textual.strip import Strip
 
 from kldtui.branching import Branch, Meeting, Start
 from kldtui.session import Session
 from kldtui.ui import marks
 from kldtui.ui.messages import PartMoved
-from kldtui.ui.text import plain, wrap_words
+from kldtui.ui.text import wrap_words
 from kldtui.ui.token_pane import Cells, TokenPane
 from kldtui.vocab import display_run
 
@@ -38,7 +39,8 @@ class BranchPane(TokenPane):
         self.side = side
         self.branch: Branch | None = None
         self._offset = 0
-        self._words = ""
+        self._said: tuple[str, str] | None = None
+        self._lines: list[str] = []
 
     def show_branch(
         self,
@@ -67,8 +69,7 @@ class BranchPane(TokenPane):
         edges |= {start: ("▐", start_style), start + 1: ("▌", start_style)}
         symbols = {k: mark for k, mark in edges.items() if k < len(ids)}
         at = self.at if same and self.at is not None and self.at >= start else start
-        self.border_title = plain(title)
-        self.border_subtitle = plain(status)
+        self.head(title, status)
         follows = not same or not self.has_focus
         self.show(Cells(displays, styles, symbols), at)
         if follows:
@@ -95,20 +96,33 @@ class BranchPane(TokenPane):
 
     def show_words(self, title: str, words: str) -> None:
         """Show a line or two instead of a branch."""
-        self.branch = None
-        self.border_title = plain(title)
-        self.border_subtitle = plain("")
-        self._words = words
-        displays = display_run(self._session.vocab, [])
-        self.show(Cells(displays, [], {}), None)
+        if self.branch is None and (title, words) == self._said:
+            return
+        self.head(title)
+        anew = self.branch is not None or self._said is None
+        self.branch, self._said = None, (title, words)
+        if anew:
+            self.show(Cells([], [], {}), None)
+        self._wrap_words()
+
+    def _wrap_words(self) -> None:
+        """Lay out the words, and paint the lines that they take or took."""
+        before, words = len(self._lines), self._said[1] if self._said else ""
+        self._lines = wrap_words(words, max(1, self.scrollable_content_region.width))
+        self.refresh(Region(0, 0, self.size.width, max(before, len(self._lines))))
+
+    def relayout(self) -> None:
+        super().relayout()
+        if self.branch is None:
+            self._wrap_words()
 
     def render_line(self, y: int) -> Strip:
         if self.branch is None:
             width = self.scrollable_content_region.width
-            lines = wrap_words(self._words, max(1, width))
-            text = lines[y] if y < len(lines) else ""
-            strip = Strip([Segment(text, marks.DIM)])
-            return strip.adjust_cell_length(width, self.rich_style).apply_style(self.rich_style)
+            if y >= len(self._lines):
+                return Strip.blank(width, self.base_style)
+            strip = Strip([Segment(self._lines[y], marks.DIM)])
+            return strip.adjust_cell_length(width, self.base_style).apply_style(self.base_style)
         return super().render_line(y)
 
     @property

@@ -19,14 +19,15 @@ from textual.strip import Strip
 from kldtui.detail import Detail
 from kldtui.session import Session
 from kldtui.ui import marks
+from kldtui.ui.base_style import BaseStyled
 from kldtui.ui.messages import DetailLeft
-from kldtui.ui.text import fit, percent, plain, wrap_words
+from kldtui.ui.text import fit, percent, wrap_words
 
 Shown = tuple[Detail | None, str, list[tuple[str, Style]], tuple[str, str]]
 """What `DetailView.show` takes: the table, its heading, the figures under it, both names."""
 
 
-class DetailView(ScrollView, can_focus=True, inherit_bindings=False):
+class DetailView(BaseStyled, ScrollView, can_focus=True, inherit_bindings=False):
     """Shows a Detail; `heading` is where it is, `figures` the lines below the table."""
 
     def __init__(self, session: Session, *, id: str) -> None:
@@ -61,7 +62,7 @@ class DetailView(ScrollView, can_focus=True, inherit_bindings=False):
         self._detail, self._figures, self._names = detail, figures, names
         tokens = [row.token for row in detail.rows] if detail is not None else []
         self._row = tokens.index(kept) if kept in tokens else 0
-        self.border_title = plain(heading)
+        self.head(heading)
         self._layout_lines()
         if not same:
             self.scroll_to(0, 0, animate=False)
@@ -75,7 +76,9 @@ class DetailView(ScrollView, can_focus=True, inherit_bindings=False):
         for text, style in self._figures:
             lines += [[Segment(fit(part, width), style)] for part in wrap_words(text, width)]
         self._lines = lines
-        self.virtual_size = Size(width, len(lines))
+        # A size that changes from key to key would have the whole screen laid out again.
+        height = self.scrollable_content_region.height
+        self.virtual_size = Size(width, max(len(lines), height))
         self.refresh()
 
     def _table(self, detail: Detail, width: int) -> list[list[Segment]]:
@@ -113,10 +116,10 @@ class DetailView(ScrollView, can_focus=True, inherit_bindings=False):
         width = self.scrollable_content_region.width
         number = y + self.scroll_offset.y
         segments = self._lines[number] if number < len(self._lines) else []
-        strip = Strip(segments).adjust_cell_length(width, self.rich_style)
+        strip = Strip(segments).adjust_cell_length(width, self.base_style)
         if self.token is not None and number == self._row + 1:
             strip = strip.apply_style(marks.SELECTED)
-        return strip.apply_style(self.rich_style)
+        return strip.apply_style(self.base_style)
 
     def on_resize(self) -> None:
         self._layout_lines()

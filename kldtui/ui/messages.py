@@ -39,11 +39,15 @@ class PartMoved(Message):
 
 @dataclass
 class ScanAdvanced(Message):
-    """The background pass filled more of the index; `done` ends it, `failed` says why."""
+    """The background pass filled more of the index; `done` ends it, `failed` says why.
+
+    roots: the first pass is done, no root is missing; what follows is KLD.
+    """
 
     progress: Progress | None
     done: bool = False
     failed: str = ""
+    roots: bool = False
 
 
 @dataclass

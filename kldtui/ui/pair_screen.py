@@ -34,8 +34,8 @@ _SHARE_DRAWING = 3.0
 class PairScreen(Screen[None]):
     """The part of the review that is about branches; it shows them and makes none."""
 
-    cursor: reactive[Position] = reactive(Position(0, 0), init=False)
-    quant: reactive[int] = reactive(0, init=False)
+    cursor: reactive[Position] = reactive(Position(0, 0), init=False, repaint=False)
+    quant: reactive[int] = reactive(0, init=False, repaint=False)
 
     def __init__(self, session: Session, config: Config) -> None:
         super().__init__()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import numpy as np
 from textual import work
 
 from kldtui.errors import KldtuiError
@@ -100,13 +99,10 @@ class ReviewScreen(BranchActions):
             return
         row = self.row_of_cursor()
         if row is None:
-            here = self.session.scored_before(self.cursor)
-            ahead = np.flatnonzero(self.rows >= here if step > 0 else self.rows < here)
-            if not ahead.size:
+            row = self.places.next_to(self.session.scored_before(self.cursor), step)
+            if row is None:
                 self.say("no more roots that way")
                 return
-            flats = self.rows[ahead]
-            row = int(ahead[flats.argmin() if step > 0 else flats.argmax()])
         else:
             facts = self.facts
             if (
@@ -126,21 +122,6 @@ class ReviewScreen(BranchActions):
         if not self.advance():
             self.say("no other root of the list is without a label")
 
-    def advance(self) -> bool:
-        """On to the next root without a label: first the other quants here, then down the list."""
-        n = int(self.rows.size)
-        here, begin = (self.cursor, self.quant), self.row_of_cursor()
-        for step in range(n):
-            row = ((begin or 0) + step) % n
-            i = int(self.rows[row])
-            position = self.session.position(i)
-            for quant in self.owners(i):
-                known = self.session.class_of(position, quant)
-                if known is None and (position, quant) != here:
-                    self.choose(row, quant)
-                    return True
-        return False
-
     @work(exclusive=True, group="prompt")
     async def action_filter(self) -> None:
         names = self.session.names
@@ -158,12 +139,13 @@ class ReviewScreen(BranchActions):
         )
         if text is not None:
             self.filter = parse_filter(text, names)
-            self.refresh_list()
-            if self.rows.size and self.row_of_cursor() is None:
-                here = self.session.scored_before(self.cursor)
-                ahead = np.flatnonzero(self.rows >= here)
-                self.choose(int(ahead[self.rows[ahead].argmin()]) if ahead.size else 0)
+            self.refresh_list(then=self._go_into_list)
             self.refresh_status()
+
+    def _go_into_list(self) -> None:
+        """To the nearest row, where the cursor is not on one."""
+        if self.rows.size and self.row_of_cursor() is None:
+            self.choose(self.places.next_to(self.session.scored_before(self.cursor), 1) or 0)
 
     def action_sort(self) -> None:
         self.order = ORDERS[(ORDERS.index(self.order) + 1) % len(ORDERS)]

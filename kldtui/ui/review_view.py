@@ -6,14 +6,13 @@ Must not know: what the actions do (rewords.py), how panes draw, or any format.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar, cast
+from typing import ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
@@ -24,7 +23,7 @@ from kldtui.config import Config
 from kldtui.demo import Demo, Ready
 from kldtui.errors import KldtuiError, LabelFileError
 from kldtui.index import Progress, State
-from kldtui.listing import Filter, Order
+from kldtui.labels import LabelStore
 from kldtui.position import Position
 from kldtui.session import Session
 from kldtui.ui import branch_words, words
@@ -32,6 +31,7 @@ from kldtui.ui.actions import bindings
 from kldtui.ui.bars import ClassesPanel, KeyBar, Minimap, StatusBar
 from kldtui.ui.branch_pane import BranchPane
 from kldtui.ui.detail_view import DetailView
+from kldtui.ui.list_screen import REST, ListScreen
 from kldtui.ui.messages import (
     CursorMoved,
     EnginesChanged,
@@ -43,18 +43,21 @@ from kldtui.ui.messages import (
     SearchAdvanced,
     TextLearnt,
 )
-from kldtui.ui.pair_screen import PairScreen
 from kldtui.ui.root_list import RootList
 from kldtui.ui.stream import StreamView
 from kldtui.ui.text import plain
 from kldtui.vocab import safe
 
+WORKERS = max(1, min(4, (os.cpu_count() or 1) // 2))
+"""Threads that scan; the others are for the screen, and for whatever else runs."""
 COUNT_SECONDS = 0.4
 SETTLE_SECONDS = 0.35
+RESUMED = 20_000
+"""Of a list of so many roots each label is looked up to find where to go on."""
 PANES = ("roots", "stream", "detail", "left", "right")
 
 
-class ReviewView(PairScreen):
+class ReviewView(ListScreen):
     """Everything a review needs, on one screen; ReviewScreen adds what can be done."""
 
     BINDINGS: ClassVar[list[BindingType]] = list(bindings())
@@ -69,16 +72,13 @@ class ReviewView(PairScreen):
         (32, "-tall"),
     ]
 
-    heat: reactive[str] = reactive("kld", init=False)
-    judging: reactive[bool] = reactive(False, init=False)
+    heat: reactive[str] = reactive("kld", init=False, repaint=False)
+    judging: reactive[bool] = reactive(False, init=False, repaint=False)
 
     def __init__(self, session: Session, config: Config, demo: Demo | None = None) -> None:
         super().__init__(session, config)
         self._demo = demo
-        self.filter = Filter()
-        self.order = cast(Order, config.root_order)
         self.auto_branch = config.auto_branch
-        self.rows: NDArray[np.int64] = np.zeros(0, np.int64)
         self.unsaved = False
         self.hits: list[Position] = []
         self.needle = ""
@@ -86,7 +86,7 @@ class ReviewView(PairScreen):
         self._scan_words = ""
         self.preparing = ""
         self._counted = 0.0
-        self.scanned = False
+        self._loaded = True
         self._cancel_scan = threading.Event()
         self._cancel_search = threading.Event()
         self.moved_by_hand = False
@@ -142,9 +142,18 @@ class ReviewView(PairScreen):
     # ── the background pass ──────────────────────────────────────────────────────────────────
 
     def _scan(self) -> None:
+        """In a thread: fill the index, and follow recordings that are still being written."""
+        told, roots = -1, False
+        scan = self.session.index.scan(self._cancel_scan, workers=WORKERS, follow=True)
         try:
-            for progress in self.session.index.scan(self._cancel_scan):
-                self.post_message(ScanAdvanced(progress))
+            for progress in scan:
+                if progress.stage != "waiting":
+                    complete = progress.stage == "rest" and not roots
+                    roots = progress.stage == "rest"
+                    self.post_message(ScanAdvanced(progress, roots=complete))
+                elif progress.total != told:
+                    told = progress.total
+                    self.post_message(ScanAdvanced(None, done=True))
         except KldtuiError as error:
             self.post_message(ScanAdvanced(None, done=True, failed=str(error)))
             return
@@ -181,22 +190,32 @@ class ReviewView(PairScreen):
             self._scan_words = words.scan_words(event.progress)
         if event.done:
             self._scan_words, self.scanned = "", True
-            self.session.settle_thresholds()
             if event.failed:
                 self._scan_words = "scan stopped"
                 self.say(event.failed, "error")
+        settled = event.done or event.roots
+        if settled:
+            self.session.settle_thresholds()
         now = time.monotonic()
-        if not event.done and now - self._counted < COUNT_SECONDS:
+        pause = max(COUNT_SECONDS, REST * self.list_seconds)
+        if not settled and now - self._counted < pause:
             self.refresh_status()
             return
         self._counted = now
-        self.session.count_anew()
-        self.refresh_list()
-        if event.progress is None or self._on_screen(event.progress):
+        resume = settled and not self.moved_by_hand and not event.failed
+        self._loaded = event.progress is not None and not self._on_screen(event.progress)
+        self.refresh_list(then=self._resume if resume else None, count=True)
+        if not self.session.is_long:
+            self.list_changed(True)
+
+    def list_changed(self, counted: bool) -> None:
+        """The list, and perhaps the figures, are those of a later moment: the panes follow."""
+        if not counted:
+            return
+        if not self._loaded:
             self.query_one(StreamView).load()
+        self._loaded = True
         self.refresh_all()
-        if event.done and not self.moved_by_hand and not event.failed:
-            self._resume()
 
     def _on_screen(self, progress: Progress) -> bool:
         """Whether what was filled lies in the chunk that is shown."""
@@ -205,19 +224,49 @@ class ReviewView(PairScreen):
 
     def _resume(self) -> None:
         """Start where the person stood: at the first unlabelled root after the last one."""
-        labels = self.session.labels
-        if labels is not None and labels.last is not None and self.rows.size:
-            pairs = [
-                (self.session.position(int(i)), self.session.names[k])
-                for i in self.rows
-                for k in self.session.flips(int(i))
-            ]
-            at = labels.resume_at(pairs)
-            rows = [row for row, i in enumerate(self.rows) for _ in self.session.flips(int(i))]
-            self.choose(rows[at], self.session.names.index(pairs[at][1]))
+        labels, n = self.session.labels, int(self.rows.size)
+        if not n or self.moved_by_hand:
             return
-        if self.rows.size:
+        if labels is None or labels.last is None:
             self.choose(0)
+            return
+        if n > RESUMED:
+            self._resume_in_many(labels)
+            return
+        pairs = [
+            (self.session.position(int(i)), self.session.names[k])
+            for i in self.rows
+            for k in self.session.flips(int(i))
+        ]
+        at = labels.resume_at(pairs)
+        rows = [row for row, i in enumerate(self.rows) for _ in self.session.flips(int(i))]
+        self.choose(rows[at], self.session.names.index(pairs[at][1]))
+
+    def _resume_in_many(self, labels: LabelStore) -> None:
+        """The same in a long list, without asking for the label of each."""
+        if labels.last is None:
+            return
+        position, name = labels.last
+        row = self.places.next_to(self.session.scored_before(position), 1) or 0
+        last = self.session.names.index(name) if name in self.session.names else 0
+        self.choose(row, last if last in self.owners(int(self.rows[row])) else None)
+        if self.session.class_of(self.cursor, self.quant) is not None or self.cursor == position:
+            self.advance()
+
+    def advance(self) -> bool:
+        """On to the next root without a label: first the other quants here, then down the list."""
+        n = int(self.rows.size)
+        here, begin = (self.cursor, self.quant), self.row_of_cursor()
+        for step in range(n):
+            row = ((begin or 0) + step) % n
+            i = int(self.rows[row])
+            position = self.session.position(i)
+            for quant in self.owners(i):
+                known = self.session.class_of(position, quant)
+                if known is None and (position, quant) != here:
+                    self.choose(row, quant)
+                    return True
+        return False
 
     # ── what is shown ────────────────────────────────────────────────────────────────────────
 
@@ -225,26 +274,6 @@ class ReviewView(PairScreen):
     def flat(self) -> int | None:
         """The flat index under the cursor, where it is scored."""
         return self.session.flat(self.cursor)
-
-    def refresh_list(self, keep: bool = True) -> None:
-        """Ask for the root list again, and keep the chosen root chosen."""
-        self.rows = (
-            self.session.listed(self.filter, self.order) if self.session.quants else self.rows
-        )
-        roots = self.query_one(RootList)
-        metric = self.order if self.order in ("cost", "margin") else "kld"
-        roots.empty = words.empty_words(self.session, self.filter, self.scanned)
-        roots.show(self.rows, self.row_of_cursor() if keep else None, self.quant, metric)
-        n = max(1, self.session.index.layout.n)
-        self.query_one(Minimap).show(self.rows / n)
-        roots.border_title = plain(words.list_title(self.filter, self.order, int(self.rows.size)))
-
-    def row_of_cursor(self) -> int | None:
-        i = self.flat
-        if i is None:
-            return None
-        at = np.flatnonzero(self.rows == i)
-        return int(at[0]) if at.size else None
 
     def refresh_all(self) -> None:
         """Bring status, detail, pair, classes and keys up to the cursor."""

@@ -20,13 +20,14 @@ from kldtui.facts import RootFacts
 from kldtui.index import Bound, State
 from kldtui.session import Session
 from kldtui.ui import marks
+from kldtui.ui.base_style import BaseStyled
 from kldtui.ui.messages import RootChosen
-from kldtui.ui.text import fit, nats, plain
+from kldtui.ui.text import fit, nats
 
 TITLES = {"cost": "cost", "kld": "KLD", "margin": "margin"}
 
 
-class RootList(ScrollView, can_focus=True, inherit_bindings=False):
+class RootList(BaseStyled, ScrollView, can_focus=True, inherit_bindings=False):
     """`rows` are flat indices; `chosen` is a row number."""
 
     def __init__(self, session: Session, *, id: str) -> None:
@@ -37,6 +38,7 @@ class RootList(ScrollView, can_focus=True, inherit_bindings=False):
         self.quant = 0
         self.metric = "kld"
         self.empty = "no roots"
+        self._name_shown = ""
         self._strips: LRUCache[tuple[object, ...], Strip] = LRUCache(512)
         self.rendered = 0
 
@@ -48,6 +50,12 @@ class RootList(ScrollView, can_focus=True, inherit_bindings=False):
         self._head()
         self.refresh()
         self.reveal()
+
+    @property
+    def shown(self) -> NDArray[np.int64]:
+        """The flat indices of the rows on screen, int64[k]."""
+        first = self.scroll_offset.y
+        return self.rows[first : first + self.size.height]
 
     def choose(self, row: int | None) -> None:
         """Move the mark to another row."""
@@ -68,7 +76,7 @@ class RootList(ScrollView, can_focus=True, inherit_bindings=False):
         width = self.scrollable_content_region.width
         if number >= self.rows.size:
             text = fit(self.empty if number == 0 else "", width)
-            return Strip([Segment(text, marks.DIM)]).apply_style(self.rich_style)
+            return Strip([Segment(text, marks.DIM)]).apply_style(self.base_style)
         chosen = number == self.chosen
         key = (number, width, chosen, self.has_focus if chosen else None)
         strip = self._strips.get(key)
@@ -102,7 +110,7 @@ class RootList(ScrollView, can_focus=True, inherit_bindings=False):
         if strip:
             segments.append(Segment(" " + strip, marks.QUANT))
         segments.append(Segment(f" {label}", marks.GOOD))
-        base = self.rich_style
+        base = self.base_style
         if chosen:
             base += marks.SELECTED if self.has_focus else marks.SELECTED_ELSEWHERE
         return Strip(segments).adjust_cell_length(width, base).apply_style(base)
@@ -114,7 +122,12 @@ class RootList(ScrollView, can_focus=True, inherit_bindings=False):
         names = self._columns(self.scrollable_content_region.width)
         strip = "  flips" if len(self._session.quants) > 1 else ""
         heads = "".join(f"{TITLES[name]:>7}" for name in names)
-        self.border_subtitle = plain(heads.strip() + strip)
+        self.head(self._name_shown, heads.strip() + strip)
+
+    def named(self, title: str) -> None:
+        """Say what the list is of."""
+        self._name_shown = title
+        self._head()
 
     def _columns(self, width: int) -> tuple[str, ...]:
         return (self.metric,) if width < 44 else ("cost", "kld", "margin")

@@ -16,7 +16,6 @@ from kldtui.position import Position
 from kldtui.session import Session
 from kldtui.ui import marks
 from kldtui.ui.messages import CursorMoved
-from kldtui.ui.text import plain
 from kldtui.ui.token_pane import Cells, TokenPane
 from kldtui.vocab import Display, display_run
 
@@ -24,9 +23,9 @@ from kldtui.vocab import Display, display_run
 class StreamView(TokenPane):
     """One chunk at a time; `cursor`, `quant`, `heat` and `revision` come from the screen."""
 
-    cursor: reactive[Position] = reactive(Position(0, 0), init=False)
-    quant: reactive[int] = reactive(0, init=False)
-    heat: reactive[str] = reactive("kld", init=False)
+    cursor: reactive[Position] = reactive(Position(0, 0), init=False, repaint=False)
+    quant: reactive[int] = reactive(0, init=False, repaint=False)
+    heat: reactive[str] = reactive("kld", init=False, repaint=False)
 
     def __init__(self, session: Session, heat_range: tuple[float, float], *, id: str) -> None:
         super().__init__(id=id)
@@ -64,9 +63,8 @@ class StreamView(TokenPane):
             pair = session.index.pairs[self.quant][where]
             roots = int(((pair["state"] == State.SCORED) & (pair["kind"] == Kind.ROOT)).sum())
         last = session.ref.shape.n_chunk - 1
-        self.border_title = plain(f"chunk {self._chunk} of 0–{last} ─ {roots} roots")
         badge = {True: "greedy rollout", False: "text, not a rollout", None: ""}
-        self.border_subtitle = plain(badge[session.rollout])
+        self.head(f"chunk {self._chunk} of 0–{last} ─ {roots} roots", badge[session.rollout])
 
     def _cells(self, chunk: int, length: int) -> Cells:
         """Marks and styles from the chunk's columns; what is not scored is context, dimmed."""

@@ -19,6 +19,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from kldtui.ui import marks
+from kldtui.ui.base_style import BaseStyled
 from kldtui.ui.text import fit
 from kldtui.ui.wrap import Wrapped
 from kldtui.vocab import Display
@@ -42,7 +43,7 @@ def tail(display: Display) -> str:
     return display.text[display.text.rfind(NEWLINE) + 1 :] if display.newline else ""
 
 
-class TokenPane(ScrollView, can_focus=True, inherit_bindings=False):
+class TokenPane(BaseStyled, ScrollView, can_focus=True, inherit_bindings=False):
     """Tokens in lines. Subclasses fill `cells` with `show` and say what moving means."""
 
     def __init__(self, *, id: str) -> None:
@@ -149,7 +150,7 @@ class TokenPane(ScrollView, can_focus=True, inherit_bindings=False):
                 text = set_cell_size(text, max(0, width - 1 - (mark is not None))) + "…"
             segments.append(Segment(text, style + cursor if token == at else style))
         strip = Strip(Segment.simplify(segments))
-        return strip.adjust_cell_length(width, self.rich_style).apply_style(self.rich_style)
+        return strip.adjust_cell_length(width, self.base_style).apply_style(self.base_style)
 
     def notify_style_update(self) -> None:
         super().notify_style_update()

@@ -35,7 +35,9 @@ def scan_words(progress: Progress) -> str:
     """How far the background pass is."""
     share = progress.done / max(1, progress.total)
     left = f", {duration(progress.seconds_left)} left" if progress.seconds_left is not None else ""
-    return f"scan {share:.0%} at {progress.bytes_per_s / 1e6:,.0f} MB/s{left}"
+    what = {"roots": "roots", "rest": "KLD", "waiting": "scan"}[progress.stage]
+    rate = f" at {progress.bytes_per_s / 1e6:,.0f} MB/s" if progress.bytes_per_s else ""
+    return f"{what} {share:.0%}{rate}{left}"
 
 
 def step_words(step: Step) -> str:

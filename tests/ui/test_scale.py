@@ -1,0 +1,264 @@
+"""A long stream: what a key costs does not grow with it. Times are measured in bench."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kldtui import figures, roots
+from kldtui.config import Config
+from kldtui.index import Index, Kind, State
+from kldtui.listing import Filter
+from kldtui.position import Position
+from kldtui.session import Session
+from kldtui.ui import list_screen
+from kldtui.ui.app import KldtuiApp
+from kldtui.ui.list_screen import Places
+from kldtui.ui.root_list import RootList
+from kldtui.ui.stream import StreamView
+from kldtui.vocab import from_pieces
+from tests.builders import Stream, write_kld
+from tests.ui.review import Driver, write_pair
+
+N_VOCAB = 8
+
+
+def write_long(folder: Path, n_chunk: int, n_ctx: int = 64) -> tuple[Path, Path]:
+    """Two files of holes: every record unwritten."""
+    ids = (np.arange(n_chunk * n_ctx, dtype=np.int32) * 5 % N_VOCAB).reshape(n_chunk, n_ctx)
+    stream = Stream(ids, N_VOCAB)
+    paths = []
+    for name in ("ref", "quant"):
+        paths.append(write_kld(folder / f"{name}.kld", stream))
+        with paths[-1].open("r+b") as file:
+            file.truncate(stream.size)
+    return paths[0], paths[1]
+
+
+def fill(index: Index, every: int) -> None:
+    """Every so manieth position a root, each with a KLD and a cost of its own."""
+    n = index.layout.n
+    at = np.arange(n)
+    for table in (index.ref, index.pairs[0]):
+        table["state"], table["rest"] = State.SCORED, 1
+    index.ref["ref_id"], index.ref["ref_p_ref"] = 1, -0.5
+    index.ref["margin"] = (at * 7 % 1000) / 100
+    index.ref["stream_rank"] = 2
+    pair = index.pairs[0]
+    pair["kind"] = np.where(at % every == 0, Kind.ROOT, Kind.AGREE)
+    pair["quant_id"] = np.where(at % every == 0, 2, 1)
+    pair["ref_p_quant"] = -0.5 - (at * 11 % 997) / 100
+    pair["kld"] = (at * 13 % 1009) / 100
+
+
+def long_session(folder: Path, n_chunk: int = 400, every: int = 5) -> Session:
+    ref, quant = write_long(folder, n_chunk)
+    session = Session.open(ref, [("quant", quant)])
+    session.vocab = from_pieces({i: f" w{i}".encode() for i in range(N_VOCAB)}, "test")
+    fill(session.index, every)
+    return session
+
+
+@asynccontextmanager
+async def reviewing(session: Session) -> AsyncIterator[Driver]:
+    app = KldtuiApp(session, Config())
+    async with app.run_test(size=(120, 40), notifications=True) as pilot:
+        driver = Driver(app, pilot)
+        await driver.until(lambda: app.review.scanned and not app.review.list_busy)
+        await pilot.pause()
+        yield driver
+    session.close()
+
+
+@pytest.fixture
+def long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams of a few thousand positions count as long, and blocks are short."""
+    monkeypatch.setattr(figures, "LONG", 1000)
+    monkeypatch.setattr(roots, "_BLOCK", 700)
+    monkeypatch.setattr(roots, "_AT_ONCE", 100)
+
+
+KEYS = ("right", "down", "pagedown", ".", ",", ">", "<", "s")
+
+
+async def lines_drawn(session: Session) -> dict[str, tuple[int, int]]:
+    """How many lines of the root list and the stream each key has drawn."""
+    out = {}
+    async with reviewing(session) as driver:
+        shown = driver.app.screen.query_one(RootList)
+        stream = driver.app.screen.query_one(StreamView)
+        driver.review.go(Position(session.ref.shape.n_chunk // 2, 40))
+        await driver.press("right")
+        for key in KEYS:
+            before = shown.rendered, stream.rendered
+            await driver.press(key)
+            await driver.until(lambda: not driver.review.list_busy)
+            out[key] = shown.rendered - before[0], stream.rendered - before[1]
+    return out
+
+
+@pytest.mark.usefixtures("long")
+async def test_a_key_draws_as_many_lines_of_a_stream_twenty_times_as_long(tmp_path: Path) -> None:
+    drawn = []
+    for n_chunk in (100, 2000):
+        folder = tmp_path / str(n_chunk)
+        folder.mkdir()
+        drawn.append(await lines_drawn(long_session(folder, n_chunk)))
+    assert drawn[0] == drawn[1]
+    height = 40
+    for key, (listed, streamed) in drawn[1].items():
+        assert listed <= 3 * height, key
+        assert streamed <= 2 * height, key
+    assert drawn[1]["right"] == (0, 2), "moving in a line draws that line and the one before"
+
+
+@pytest.mark.usefixtures("long")
+async def test_long_lists_are_made_in_the_background_and_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = long_session(tmp_path)
+    threads: list[str] = []
+    listed = session.listed
+
+    def noted(*args: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return listed(*args)
+
+    monkeypatch.setattr(session, "listed", noted)
+    async with reviewing(session) as driver:
+        for order in ("position", "cost", "kld", "margin", "queue"):
+            assert driver.review.order == order
+            assert driver.review.rows.tolist() == listed(Filter(), order).tolist()
+            await driver.press("s")
+            await driver.until(lambda: not driver.review.list_busy)
+        await driver.press("f")
+        await driver.type("kld>5 cost>2")
+        await driver.until(lambda: not driver.review.list_busy)
+        assert 0 < driver.review.rows.size < session.counts[0].roots
+        facts = [session.facts(int(i), 0) for i in driver.review.rows]
+        assert all(each.kld >= 5 and each.cost >= 2 for each in facts)
+        assert driver.review.row_of_cursor() is not None, "the cursor goes into the list"
+    assert threads
+    assert all(name != threading.main_thread().name for name in threads)
+
+
+@pytest.mark.usefixtures("long")
+async def test_keys_during_a_long_sort_are_answered_and_the_last_order_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = long_session(tmp_path)
+    hold, listed = threading.Event(), session.listed
+
+    def slow(*args: Any) -> Any:
+        hold.wait(10)
+        return listed(*args)
+
+    async with reviewing(session) as driver:
+        monkeypatch.setattr(session, "listed", slow)
+        before = driver.review.rows
+        await driver.press("s", "s")
+        assert driver.review.rows is before
+        assert "… " in driver.text
+        here = driver.review.cursor
+        await driver.press("right")
+        assert driver.review.cursor == Position(here.chunk, here.t + 1)
+        hold.set()
+        await driver.until(lambda: not driver.review.list_busy)
+        assert driver.review.rows.tolist() == listed(Filter(), "kld").tolist()
+        assert "… " not in driver.text
+
+
+@pytest.mark.usefixtures("long")
+async def test_a_long_review_resumes_behind_the_last_label(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kldtui.ui.review_view.RESUMED", 10)
+    session = long_session(tmp_path)
+    session.keep_labels(tmp_path / "l.json", "me")
+    at = [int(i) for i in session.listed(Filter(), "position")[100:103]]
+    for i in at[:2]:
+        session.set_label(session.facts(i, 0), "1", "hand")
+    session.close()
+    session = Session.open(tmp_path / "ref.kld", [("quant", tmp_path / "quant.kld")])
+    session.keep_labels(tmp_path / "l.json", "me")
+    async with reviewing(session) as driver:
+        assert driver.review.cursor == session.position(at[2])
+
+
+@pytest.mark.usefixtures("long")
+async def test_the_scan_takes_first_what_is_on_screen(tmp_path: Path) -> None:
+    session = long_session(tmp_path)
+    async with reviewing(session) as driver:
+        asked: list[tuple[list[int], int]] = []
+        session.index.prefer = lambda now, soon=None: asked.append(  # type: ignore[method-assign]
+            (now.tolist(), 0 if soon is None else len(soon))
+        )
+        await driver.press("s")
+        await driver.until(lambda: not driver.review.list_busy)
+        shown = driver.app.screen.query_one(RootList).shown.tolist()
+        assert set(shown) <= set(asked[-1][0])
+        chunk = session.index.layout.chunk_slice(driver.review.cursor.chunk)
+        assert set(range(chunk.start, chunk.stop)) <= set(asked[-1][0])
+        assert asked[-1][1] == min(list_screen.SOON, driver.review.rows.size)
+
+
+def test_a_row_is_found_in_any_order() -> None:
+    rows = np.random.default_rng(0).permutation(np.arange(0, 300, 3))
+    for each in (rows, np.sort(rows), rows[:1], rows[:0]):
+        places = Places(each)
+        for i in range(-2, 303):
+            found = np.flatnonzero(each == i)
+            assert places.find(i) == (int(found[0]) if found.size else None)
+            later, earlier = each[each >= i], each[each < i]
+            for step, expected in ((1, later.min(initial=999)), (-1, earlier.max(initial=-1))):
+                row = places.next_to(i, step)
+                assert (int(each[row]) if row is not None else None) == (
+                    int(expected) if 0 <= expected < 999 else None
+                )
+
+
+# -- recordings that are being written -------------------------------------------------------------
+
+
+async def test_a_recording_that_is_being_written_grows_on_screen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kldtui.index.index._POLL_SECONDS", 0.02)
+    ref, quant, _ = write_pair(tmp_path)
+    whole = {path: path.read_bytes() for path in (ref, quant)}
+    for path, data in whole.items():
+        path.write_bytes(data[: len(data) // 2])
+    session = Session.open(ref, [("q4", quant)])
+    async with reviewing(session) as driver:
+        some = session.index.layout.n
+        assert 0 < some < 21
+        roots = driver.review.rows.size
+        for path, data in whole.items():
+            with path.open("ab") as file:
+                file.write(data[len(data) // 2 :])
+        await driver.until(lambda: session.counts[0].positions == 21)
+        await driver.until(lambda: driver.review.rows.size == 4)
+        assert roots < 4
+        assert "of 21" in driver.text
+
+
+async def test_a_recording_that_vanishes_is_an_error_on_a_screen_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kldtui.index.index._POLL_SECONDS", 0.02)
+    ref, quant, _ = write_pair(tmp_path)
+    data = quant.read_bytes()
+    quant.write_bytes(data[:-200])
+    session = Session.open(ref, [("q4", quant)])
+    async with reviewing(session) as driver:
+        with quant.open("r+b") as file:
+            file.truncate(len(data) // 2)
+        await driver.until(lambda: "was cut from" in driver.notices)
+        await driver.press("right")
+        assert driver.app.is_running
