@@ -301,6 +301,7 @@ def test_a_file_cut_under_a_scan_keeps_what_was_scanned(
 ) -> None:
     monkeypatch.setattr(index_module, "_BLOCK_BYTES", 1)
     monkeypatch.setattr(index_module, "_YIELD_SECONDS", 0)
+    monkeypatch.setattr("kldtui.index.work._GROWTH", 1)
     stream = make_stream(4, 12, 16)
     ref, quant = pair_of_files(tmp_path, stream)
     index = Index(ref, [quant])

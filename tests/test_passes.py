@@ -11,7 +11,7 @@ import pytest
 
 from kldtui.analysis import NumpyKernels
 from kldtui.errors import StreamMismatch
-from kldtui.index import Index, State, streams
+from kldtui.index import Bound, Index, State, streams
 from kldtui.index import index as index_module
 from kldtui.index.passes import Worker
 from kldtui.index.sweep import Sweep, sweep_or_worker
@@ -51,6 +51,27 @@ def test_the_quick_way_gives_what_the_slow_way_gives(tmp_path: Path, n_vocab: in
     states = quick.pairs[1]["state"]
     assert {int(s) for s in np.unique(states)} == {State.SCORED, State.INVALID, State.MISSING}
     assert (quick.pairs[0]["bounds"] & 64).any(), "rows that do not sum to 1 are marked"
+
+
+@pytest.mark.parametrize("n_vocab", [40, 8200])
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("second", [False, True])
+def test_rows_that_do_not_sum_to_1_are_marked_by_whichever_kernels_meet(
+    tmp_path: Path, n_vocab: int, first: bool, second: bool
+) -> None:
+    """Compiled ones sum the quant's row on the first pass, numpy's on the second."""
+    pytest.importorskip("numba")
+    recordings = mixed_pair(tmp_path, n_vocab=n_vocab)
+    index = Index(recordings[0], recordings[1:])
+    scan_all(index, stages=["roots"], compiled=first)
+    scan_all(index, stages=["rest"], compiled=second)
+    for found, slow in zip(index.pairs, slowly(recordings).pairs, strict=True):
+        assert not (found["bounds"] & Bound.UNWEIGHED).any()
+        # Numpy's kernels see only the tokens that the reference counts.
+        assert (found["bounds"] | Bound.MASS == slow["bounds"] | Bound.MASS).all()
+        assert (found["bounds"] >= slow["bounds"]).all()
+        assert found["kld"] == pytest.approx(slow["kld"], abs=1e-4, nan_ok=True)
+        assert (slow["bounds"] & Bound.MASS).any()
 
 
 def test_two_threads_fill_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,11 @@ from kldtui.analysis.blocks import (
     doubtful,
     first_pair,
     first_ref,
+    is_clear,
     put_sums,
     second_pair,
     second_ref,
+    settle,
 )
 from kldtui.analysis.columns import (
     PAIR_DTYPE,
@@ -32,7 +34,7 @@ from kldtui.analysis.columns import (
     State,
     missing_pair,
 )
-from kldtui.analysis.kernels import KLD_CUT, Heads, Kernels, NumpyKernels, load_fast
+from kldtui.analysis.kernels import KLD_CUT, Head, Heads, Kernels, NumpyKernels, load_fast
 from kldtui.analysis.quick import Best, quick_pair, quick_ref
 from kldtui.analysis.reading import MASS_TOLERANCE, mass_is_strange
 
@@ -47,6 +49,7 @@ __all__ = [
     "Best",
     "Bound",
     "Columns",
+    "Head",
     "Heads",
     "Kernels",
     "Kind",
@@ -59,6 +62,7 @@ __all__ = [
     "doubtful",
     "first_pair",
     "first_ref",
+    "is_clear",
     "load_fast",
     "mass_is_strange",
     "missing_pair",
@@ -67,4 +71,5 @@ __all__ = [
     "quick_ref",
     "second_pair",
     "second_ref",
+    "settle",
 ]

@@ -134,6 +134,7 @@ def first_pair(ref: RefBlock, quant: Rows, kernels: Kernels | None = None) -> Co
             Bound.REF_P_QUANT * ref_bound.view(np.uint8)
             + Bound.QUANT_P_REF * quant_bound.view(np.uint8)
             + Bound.QUANT_STREAM * stream_bound.view(np.uint8)
+            + np.uint8(Bound.UNWEIGHED)
         )
     for name in KLD_COLUMNS:
         out[name] = np.nan
@@ -237,8 +238,14 @@ def second_pair(
         out["kld"][i], out["kld_floored"][i] = found.kld, found.floored
         out["kld_more"][i] = found.more
         out["bounds"][i] |= Bound.KLD * found.bound | Bound.MASS * found.strange
-    out["rest"] = 1
+    settle(out)
     return mass
+
+
+def settle(pair: Columns) -> None:
+    """Mark a pair's entries as whole."""
+    pair["bounds"] &= np.uint8(0xFF & ~Bound.UNWEIGHED)
+    pair["rest"] = 1
 
 
 def _are_plain(ref: FullRows, quant: FullRows) -> NDArray[np.bool_]:
@@ -276,9 +283,16 @@ def put_sums(
 
 
 def doubtful(sums: NDArray[np.float64], pair: Columns) -> NDArray[np.bool_]:
-    """Whether a kernel's sums leave it open that the quant's row sums to 1, bool[r]."""
-    low, high = brackets(sums[:, 3], pair["quant_p_quant"])
-    return np.asarray((low < 1 - MASS_TOLERANCE) | (high > 1 + MASS_TOLERANCE))
+    """Whether it is open, after a kernel's sums, if the quant's row sums to 1, bool[r]."""
+    unweighed = (pair["bounds"] & np.uint8(Bound.UNWEIGHED)) != 0
+    return np.asarray(unweighed & ~(abs(sums[:, 3] - 1) < MASS_TOLERANCE))
+
+
+def is_clear(lined: NDArray[np.float64], best: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Whether a mass by `straight` leaves no doubt that the row sums to 1, bool[r]; best: nats."""
+    with np.errstate(all="ignore"):  # there may be rows that are no distributions
+        low, high = brackets(lined, best)
+    return np.asarray((low > 1 - MASS_TOLERANCE) & (high < 1 + MASS_TOLERANCE))
 
 
 class _Kld(NamedTuple):

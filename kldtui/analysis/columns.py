@@ -49,6 +49,9 @@ class Bound(IntFlag):
     """The KLD is a lower bound: one of the recordings holds only the best N."""
     MASS = 64
     """The row (the reference's in REF_DTYPE, the quant's in PAIR_DTYPE) does not sum to 1."""
+    UNWEIGHED = 128
+    """Of a pair that the second pass has still to complete: whether the quant's row sums to 1 was
+    not looked at yet."""
 
 
 REF_DTYPE = np.dtype(
@@ -92,7 +95,7 @@ PAIR_DTYPE = np.dtype(
 quant token); log p and KLD in nats, NaN where unknown; rank 0 where unknown.
 
 The first pass fills all but what PAIR_REST names. `rest` is 1 where that stands too; before, KLD
-are NaN, ranks 0 unless both models' best is one token, and `Bound.MASS` is never set.
+are NaN, ranks 0 unless both models' best is one token, and `Bound.UNWEIGHED` may be set.
 
 kld_floored: the reference's probability of the tokens that the KLD counts and whose entry in the
 quant lies at the floor. Their true log q is lower by an unknown amount, and each nat of it adds

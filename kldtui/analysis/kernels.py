@@ -25,7 +25,28 @@ LINE = 1.0615
 """2^n (1 + f) is at least 2^(n + f) and less than this many times it, for 0 <= f < 1."""
 _COLUMNS = 2048
 _FEW = 4 * _COLUMNS
-_ONES = 8
+_AT_ONCE = 8192
+_EACH = np.ones(_AT_ONCE, np.float32)
+
+
+class Head(NamedTuple):
+    """How the codes of rows are decoded: log p = scale * code + base, nats; float32[r] each."""
+
+    scale: NDArray[np.float32]
+    base: NDArray[np.float32]
+
+
+class TopCodes(NamedTuple):
+    """Lowest id of the best code, the best code, and the best of the others, [r] each.
+
+    mass: the sum of each row, float64[r], by `straight`; None where it was not asked for, or
+    where the kernel gives it with the sums.
+    """
+
+    id: NDArray[np.int64]
+    top: NDArray[np.uint16]
+    second: NDArray[np.uint16]
+    mass: NDArray[np.float64] | None = None
 
 
 class Heads(NamedTuple):
@@ -46,10 +67,8 @@ class Kernels(Protocol):
     @property
     def name(self) -> str: ...
 
-    def tops(
-        self, codes: Codes
-    ) -> tuple[NDArray[np.int64], NDArray[np.uint16], NDArray[np.uint16]]:
-        """Lowest id of the best code, the best code, and the best of the others, [r] each."""
+    def tops(self, codes: Codes, head: Head | None = None) -> TopCodes:
+        """The best of each row. head: given where the masses are wanted."""
 
     def above(
         self, codes: Codes, which: NDArray[np.int64], ids: NDArray[np.int32]
@@ -68,7 +87,7 @@ class Kernels(Protocol):
 
         0: the KLD, over the tokens above KLD_CUT in the reference, nats. 1: the reference's
         probability of those of them that lie at the quant's floor. 2: of all of them.
-        3: the quant's mass (of the same tokens, or of the whole row), by `straight`.
+        3: the quant's mass of the same tokens; NaN if `tops` gives the whole one.
         """
 
 
@@ -117,6 +136,7 @@ class NumpyKernels:
 
     def __init__(self) -> None:
         self._buffers: dict[str, NDArray[Any]] = {}
+        self._floats = np.empty((4, _AT_ONCE), np.float32)
 
     def _buffer(self, name: str, size: int, dtype: Any) -> NDArray[Any]:
         held = self._buffers.get(name)
@@ -124,17 +144,13 @@ class NumpyKernels:
             held = self._buffers[name] = np.empty(size + size // 4, dtype)
         return held[:size]
 
-    def tops(
-        self, codes: Codes
-    ) -> tuple[NDArray[np.int64], NDArray[np.uint16], NDArray[np.uint16]]:
+    def tops(self, codes: Codes, head: Head | None = None) -> TopCodes:
         grid = codes.grid
         if codes.n < _FEW or not len(codes):
             return _tops_by_rows(grid)
         count, n_vocab = grid.shape
         deep = n_vocab // _COLUMNS
-        body = np.lib.stride_tricks.as_strided(
-            grid, (count, deep, _COLUMNS), (grid.strides[0], 2 * _COLUMNS, 2), writeable=False
-        )
+        body = grid[:, : deep * _COLUMNS].reshape(count, deep, _COLUMNS)
         # One pass down the columns finds the best of each; the rest is about a few thousand codes.
         spare = n_vocab - deep * _COLUMNS
         size = _COLUMNS + spare
@@ -154,7 +170,7 @@ class NumpyKernels:
         ids = np.where(inside, depth * _COLUMNS + column, deep * _COLUMNS + column - _COLUMNS)
         for i in np.flatnonzero(second == top).tolist():
             ids[i] = grid[i].argmax()
-        return ids, top, second
+        return TopCodes(ids, top, second)
 
     def above(
         self, codes: Codes, which: NDArray[np.int64], ids: NDArray[np.int32]
@@ -175,66 +191,52 @@ class NumpyKernels:
         out: NDArray[np.float64],
     ) -> None:
         least = least_codes(heads.scale, heads.base, KLD_CUT)
+        mask = self._buffer("mask", ref.n, np.bool_)
+        out[which] = 0
         for i in which.tolist():
             low = int(least[i])
-            if low <= 65535:
-                head = [float(x[i]) for x in heads]
-                self._row(ref.grid[i], quant.grid[i], head, low, out[i])
-            else:
-                out[i] = 0
+            if low > 65535:
+                continue
+            ids = np.greater_equal(ref.grid[i], low, out=mask).nonzero()[0]
+            head = [float(x[i]) for x in heads]
+            for start in range(0, ids.size, _AT_ONCE):
+                part = ids[start : start + _AT_ONCE]
+                out[i] += self._sums_of(ref.grid[i], quant.grid[i], part, head)
 
-    def _row(
+    def _sums_of(
         self,
         mine: NDArray[np.uint16],
         theirs: NDArray[np.uint16],
+        ids: NDArray[np.int64],
         head: Sequence[float],
-        least: int,
-        out: NDArray[np.float64],
-    ) -> None:
+    ) -> tuple[float, float, float, float]:
+        """`sums`, over a few tokens of one row: so few that all that is made of them is cached."""
         scale, base, other, other_base = head
-        n = mine.size
-        # numpy finds the places of few ones by a slow search and those of many by a quick loop;
-        # ones behind the end make them many.
-        spare = n // _ONES + 1
-        mask = self._buffer("mask", n + spare, np.bool_)
-        np.greater_equal(mine, least, out=mask[:n])
-        mask[n:] = True
-        ids = mask.nonzero()[0][:-spare]
-        k = ids.size
-        codes = self._buffer("codes", k, np.uint16)
-        x, y, p = (self._buffer(name, k, np.float32) for name in ("x", "y", "p"))
+        x, y, p, floored = self._floats[:, : ids.size]
         # Counted down from 65535, so that the tokens with the most probability have the fewest
         # steps, and float32 sums stay exact where it matters.
-        mine.take(ids, out=codes, mode="clip")
+        codes = mine.take(ids)
         np.invert(codes, out=codes)
-        np.copyto(x, codes)
-        theirs.take(ids, out=codes, mode="clip")
+        np.multiply(codes, np.float32(-scale), out=x)
+        codes = theirs.take(ids)
         np.invert(codes, out=codes)
-        np.copyto(y, codes)
+        np.multiply(codes, np.float32(-other), out=y)
+        np.equal(codes, 65535, out=floored)
         top, other_top = base + 65535.0 * scale, other_base + 65535.0 * other
-        x *= np.float32(-scale)
-        y *= np.float32(-other)
-        np.exp(x, out=p)
-        x -= y  # equal rows differ by exactly nothing
-        total = float(p.sum())
         share = math.exp(top)
-        out[0] = share * ((top - other_top) * total + float(p.dot(x)))
-        out[1] = 0.0
-        out[2] = share * total
-        at_floor = self._buffer("floor", k, np.bool_)
-        np.equal(codes, 65535, out=at_floor)
-        if at_floor.any():
-            np.copyto(x, at_floor)
-            out[1] = share * float(p.dot(x))
-        y *= np.float32(LOG2E * 8388608)
-        y += np.float32((other_top * LOG2E + 127) * 8388608)
-        np.copyto(p.view(np.int32), y, casting="unsafe")
-        out[3] = float(p.sum())
+        np.exp(x, out=p)
+        total = float(p.dot(_EACH[: ids.size]))
+        x -= y  # equal rows differ by exactly nothing
+        np.exp(y, out=y)
+        return (
+            share * ((top - other_top) * total + float(p.dot(x))),
+            share * float(p.dot(floored)),
+            share * total,
+            math.exp(other_top) * float(y.dot(_EACH[: ids.size])),
+        )
 
 
-def _tops_by_rows(
-    codes: NDArray[np.uint16],
-) -> tuple[NDArray[np.int64], NDArray[np.uint16], NDArray[np.uint16]]:
+def _tops_by_rows(codes: NDArray[np.uint16]) -> TopCodes:
     ids = codes.argmax(axis=1)
     top = codes[np.arange(len(codes)), ids]
     second = np.zeros(len(codes), np.uint16)
@@ -242,4 +244,4 @@ def _tops_by_rows(
         row = codes[i]
         before = row[:best].max() if best else 0
         second[i] = max(before, row[best + 1 :].max() if best + 1 < row.size else 0)
-    return ids, top, second
+    return TopCodes(ids, top, second)

@@ -3,9 +3,10 @@
 Knows: numba, and loops without a branch that LLVM turns into vector instructions.
 Must not know: columns, files, or what the sums are for.
 
-exp(x) = 2^n 2^f: n by truncation, 2^f by a polynomial of degree 4 (relative error 2.7e-6, for
--1 < f <= 0), put together by adding n to the exponent's bits. KLD come within 1e-5 nats of
-NumpyKernels'. The quant's mass is only bracketed, by a straight line in place of the polynomial.
+p = 2^n 2^f: log2 p in fixed point is the bits of a float, of which the high ones are 2^n and the
+low ones m = 1 + f, for which a polynomial of degree 4 gives 2^f (relative error 2.7e-6): a KLD
+comes within a few millionths of NumpyKernels'. The quant's mass, which is only to be bracketed, is
+summed on the way to the best codes, with the straight line 1 + f in place of the polynomial.
 """
 
 from __future__ import annotations
@@ -16,20 +17,24 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from kldtui.analysis.kernels import KLD_CUT, LOG2E, Heads
+from kldtui.analysis.kernels import KLD_CUT, LOG2E, Head, Heads, TopCodes
 from kldtui.rows import Codes
 
 _LOOSE = {"nsz", "nnan", "ninf", "arcp", "contract", "reassoc"}
-_C0 = np.float32(0.9999973320084207)
-_C1 = np.float32(0.6930281531391964)
-_C2 = np.float32(0.2393316993788984)
-_C3 = np.float32(0.05305992078169017)
-_C4 = np.float32(0.006760301598635502)
-_MANTISSA = np.int32(23)
+_C0 = np.float32(0.5099642228155058)
+_C1 = np.float32(0.3120160314011855)
+_C2 = np.float32(0.1666133822490163)
+_C3 = np.float32(-0.0021252110328311)
+_C4 = np.float32(0.01353416793231213)
+_BITS = 8388608  # 2^23, of a float's mantissa
+_LOW = np.int32(_BITS - 1)
+_HIGH = np.int32(-_BITS)
+_ONE = np.int32(127 * _BITS)
 _ZERO = np.float32(0)
 _CUT = np.float32(KLD_CUT)
 _TILE = 1024
 _MANY = 1 << 14
+_NO_HEAD = Head(np.zeros(0, np.float32), np.zeros(0, np.float32))
 
 
 @njit(cache=True, nogil=True)
@@ -40,18 +45,34 @@ def _most(codes):  # type: ignore[no-untyped-def]
     return most
 
 
-@njit(cache=True, nogil=True)
-def _tops(codes, step, n, ids, top, second):  # type: ignore[no-untyped-def]
-    """Per row the lowest id of the best code, that code, and the best of all others."""
+@njit(cache=True, nogil=True, error_model="numpy", fastmath=_LOOSE)
+def _lined(codes, f0, f1):  # type: ignore[no-untyped-def]
+    """Sum of p by the straight line: f0 c + f1 are, as an integer, the bits of a float."""
+    mass = _ZERO
+    for j in range(codes.size):
+        mass += np.int32(np.float32(codes[j]) * f0 + f1).view(np.float32)
+    return mass
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _tops(codes, step, n, weigh, scale, base, ids, top, second, mass):  # type: ignore[no-untyped-def]
+    """Per row the lowest id of the best code, that code, the best of all others, and the mass."""
     for i in range(ids.size):
         row = codes[i * step : i * step + n]
         best, other, found = -1, 0, 0
+        f0 = f1 = _ZERO
+        if weigh:
+            f0 = np.float32(np.float64(scale[i]) * (LOG2E * _BITS))
+            f1 = np.float32((np.float64(base[i]) * LOG2E + 127) * _BITS)
         for start in range(0, n, _TILE):
-            most = int(_most(row[start : start + _TILE]))
+            tile = row[start : start + _TILE]
+            most = int(_most(tile))
             if most > best:
                 other, best, found = max(best, 0), most, start
             elif most > other:
                 other = most
+            if weigh:
+                mass[i] += _lined(tile, f0, f1)
         tile = row[found : found + _TILE]
         at = 0
         while tile[at] != best:
@@ -92,55 +113,50 @@ def _least(scale, base):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath=_LOOSE)
-def _row(mine, theirs, low, f0, f1, f2, f3, f4):  # type: ignore[no-untyped-def]
-    """Sum of p (c + ratio k), of p where k is 0, of p, and of the quant's lined p.
+def _row(mine, theirs, low, f0, f1, f2):  # type: ignore[no-untyped-def]
+    """Sum of p (c + ratio k), of p where k is 0, and of p.
 
-    log2 p = f0 c + f1 of the reference; the quant's, as the bits of a float, f2 k + f3; f4 is the
-    ratio of the scales. All come rounded from outside, so that the compiler cannot take the
-    products apart again.
+    f0 c + f1 are, as an integer, the bits of a float near p in the reference; f2 is the ratio of
+    the scales. All come rounded from outside, so that the compiler cannot take the products apart
+    again.
     """
-    apart, floored, mass, lined = _ZERO, _ZERO, _ZERO, _ZERO
+    apart, floored, mass = _ZERO, _ZERO, _ZERO
     for j in range(mine.size):
         c = np.float32(mine[j])
         k = np.float32(theirs[j])
-        power = c * f0 + f1
-        whole = np.int32(power)
-        f = power - np.float32(whole)
-        p = _C0 + f * (_C1 + f * (_C2 + f * (_C3 + f * _C4)))
-        bits = np.float32(p).view(np.int32) + np.int32(whole << _MANTISSA)
-        p = np.int32(bits).view(np.float32)
+        power = np.int32(c * f0 + f1)
+        m = np.int32((power & _LOW) | _ONE).view(np.float32)
+        p = _C0 + m * (_C1 + m * (_C2 + m * (_C3 + m * _C4)))
+        p = p * np.int32(power & _HIGH).view(np.float32)
         p = p if mine[j] >= low else _ZERO
-        apart += p * (c + k * f4)
+        apart += p * (c + k * f2)
         mass += p
         floored += p if theirs[j] == 0 else _ZERO
-        lined += np.int32(k * f2 + f3).view(np.float32)
-    return apart, floored, mass, lined
+    return apart, floored, mass
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _sums(ref, quant, step, other_step, n, which, scale, base, other_scale, other_base, out):  # type: ignore[no-untyped-def]
     for r in range(which.size):
         i = which[r]
+        out[i, 3] = np.nan
         low = _least(scale[i], base[i])
         if low > 65535:
-            out[i, :] = 0.0
+            out[i, :3] = 0.0
             continue
         s, b = np.float64(scale[i]), np.float64(base[i])
         t, d = np.float64(other_scale[i]), np.float64(other_base[i])
-        apart, floored, mass, lined = _row(
+        apart, floored, mass = _row(
             ref[i * step : i * step + n],
             quant[i * other_step : i * other_step + n],
             np.uint16(low),
-            np.float32(s * LOG2E),
-            np.float32(b * LOG2E),
-            np.float32(t * (LOG2E * 8388608)),
-            np.float32((d * LOG2E + 127) * 8388608),
+            np.float32(s * (LOG2E * _BITS)),
+            np.float32((b * LOG2E + 127) * _BITS),
             np.float32(-t / s),
         )
         out[i, 0] = s * apart + (b - d) * mass
         out[i, 1] = floored
         out[i, 2] = mass
-        out[i, 3] = lined
 
 
 class NumbaKernels:
@@ -155,14 +171,16 @@ class NumbaKernels:
         self.above(codes, first, np.zeros(1, np.int32))
         self.sums(codes, codes, Heads(one, -one, one, -one), first, np.zeros((1, 4)))
 
-    def tops(
-        self, codes: Codes
-    ) -> tuple[NDArray[np.int64], NDArray[np.uint16], NDArray[np.uint16]]:
+    def tops(self, codes: Codes, head: Head | None = None) -> TopCodes:
         count = len(codes)
         ids = np.empty(count, np.int64)
         top, second = np.empty(count, np.uint16), np.empty(count, np.uint16)
-        _tops(codes.flat, codes.step, codes.n, ids, top, second)
-        return ids, top, second
+        mass = np.zeros(count if head is not None else 0)
+        scale, base = head or _NO_HEAD
+        _tops(
+            codes.flat, codes.step, codes.n, head is not None, scale, base, ids, top, second, mass
+        )
+        return TopCodes(ids, top, second, mass if head is not None else None)
 
     def above(
         self, codes: Codes, which: NDArray[np.int64], ids: NDArray[np.int32]

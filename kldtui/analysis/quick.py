@@ -27,7 +27,7 @@ Picked = NDArray[np.uint16]
 class Best:
     """The best of `count` rows, and how their codes are decoded; filled piece by piece."""
 
-    __slots__ = ("base", "id", "scale", "second", "stream", "top")
+    __slots__ = ("base", "id", "mass", "scale", "second", "stream", "top")
 
     def __init__(self, count: int) -> None:
         self.scale = np.zeros(count, np.float32)
@@ -37,6 +37,8 @@ class Best:
         self.second = np.zeros(count, np.uint16)
         self.stream = np.zeros(count, np.uint16)
         """The code of the stream token."""
+        self.mass = np.full(count, np.nan)
+        """The row's sum by `straight`; NaN where it comes later."""
 
     def at(self, codes: Picked) -> Floats:
         """log p of one code a row, nats."""
@@ -100,6 +102,7 @@ def quick_pair(
         (ref_at_quant == 0) * np.uint8(Bound.REF_P_QUANT)
         + (quant_at_ref == 0) * np.uint8(Bound.QUANT_P_REF)
         + floored * np.uint8(Bound.QUANT_STREAM)
+        + np.isnan(quant.mass) * np.uint8(Bound.UNWEIGHED)
     )
     same = ref.id == quant.id
     several = tie | (ref.top == ref.second)

@@ -36,7 +36,7 @@ class Tops:
 def tops_of(rows: Rows, kernels: Kernels) -> Tops:
     """The best of each row; of a top-N row without entries, id -1 and NaN."""
     if isinstance(rows, FullRows):
-        ids, top, second = kernels.tops(rows.run())
+        ids, top, second, _ = kernels.tops(rows.run())
         tie = (top == second) & (rows.n_vocab > 1)
         return Tops(ids, rows.at(top), rows.at(second), tie)
     count = len(rows)

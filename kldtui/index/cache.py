@@ -28,7 +28,7 @@ from kldtui.index.table import Table
 from kldtui.recordings.base import Recording
 
 ENV_FOLDER = "KLDTUI_CACHE"
-VERSION = 1
+VERSION = 2
 """Goes up whenever the same rows would give other columns."""
 MAX_DAYS = 90
 MAX_BYTES = 2 << 30

@@ -21,14 +21,17 @@ from kldtui.analysis import (
     Best,
     Bound,
     Columns,
+    Head,
     Heads,
     Kernels,
     State,
     doubtful,
+    is_clear,
     mass_is_strange,
     put_sums,
     quick_pair,
     quick_ref,
+    settle,
 )
 from kldtui.index.passes import (
     PAIR_GIVEN,
@@ -41,8 +44,9 @@ from kldtui.index.passes import (
 )
 from kldtui.index.work import runs
 from kldtui.recordings.base import CodeReader, EvenRecording, Recording, as_even
+from kldtui.rows import Codes
 
-_PIECE_BYTES = 1 << 20
+_PIECE_BYTES = 2 << 20
 """Bytes of one recording that are read at once."""
 _SLOW_ROWS = 16
 
@@ -131,6 +135,10 @@ class Sweep:
             quant, known = quants[k].part(n), stream.known[:n]
             entries, hard = quick_pair(ref.part(n), quant, mine_at[k][:n], theirs_at[k][:n], known)
             good = fine[:n] & ~hard & self._readers[1 + k].usual(quant.scale, quant.base)
+            weighed = good & ~np.isnan(quant.mass)
+            self._weigh(
+                k, first, entries, weighed & ~is_clear(quant.mass, entries["quant_p_quant"])
+            )
             put_pending(self._index.pairs[k], first, entries, good)
             left[:n] |= ~good
         for a, b in runs(first + np.flatnonzero(left), _SLOW_ROWS):
@@ -142,7 +150,11 @@ class Sweep:
         """Read rows `a:b` of a block, note their best and the stream token; gives the codes."""
         codes, scale, base = self._readers[which].read(first + a, b - a)
         best.scale[a:b], best.base[a:b] = scale, base
-        best.id[a:b], best.top[a:b], best.second[a:b] = self._kernels.tops(codes)
+        best.id[a:b], best.top[a:b], best.second[a:b], mass = self._kernels.tops(
+            codes, Head(scale, base) if which else None
+        )
+        if mass is not None:
+            best.mass[a:b] = mass
         best.stream[a:b] = codes.grid[self._at[: b - a], stream.token[a:b]]
         return codes.grid
 
@@ -168,18 +180,15 @@ class Sweep:
         ref = index.ref.entries(slice(lo, hi), REF_GIVEN)
         stream = self._stream(lo, hi)
         for pair in pairs:
-            pair.find_apart(ref)
+            pair.find_apart(ref, self._rows)
         unranked = (ref["rest"] == 0) & (ref["stream_rank"] != 1) & stream.known
-        ranked = np.flatnonzero(unranked & (ref["state"] == State.SCORED))
+        unranked &= ref["state"] == State.SCORED
+        of_stream = _Ranks(unranked, stream.token, self._rows)
         ref_scale, ref_base = np.zeros(hi - lo, np.float32), np.zeros(hi - lo, np.float32)
-        for a, b in self._pieces(hi - lo):
+        for piece, (a, b) in enumerate(self._pieces(hi - lo)):
             codes, scale, base = self._readers[0].read(lo + a, b - a)
             ref_scale[a:b], ref_base[a:b] = scale, base
-            some = _between(ranked, a, b)
-            if some.size:
-                ref["stream_rank"][some] = 1 + self._kernels.above(
-                    codes, some - a, stream.token[some]
-                )
+            of_stream.count(piece, codes, self._kernels)
             for pair in pairs:
                 n = min(b, self._held(pair.number, lo, hi)) - a
                 if n <= 0:
@@ -189,13 +198,9 @@ class Sweep:
                 which = np.flatnonzero(pair.todo[a : a + n])
                 heads = Heads(scale[:n], base[:n], scale_2, base_2)
                 self._kernels.sums(codes, others, heads, which, pair.sums[a : a + n])
-                some = _between(pair.apart, a, a + n)
-                if some.size:
-                    entries, rows = pair.entries, some - a
-                    above = self._kernels.above(codes, rows, entries["quant_id"][some])
-                    entries["ref_rank_quant"][some] = 1 + above
-                    above = self._kernels.above(others, rows, ref["ref_id"][some])
-                    entries["quant_rank_ref"][some] = 1 + above
+                pair.of_quant.count(piece, codes, self._kernels)
+                pair.of_ref.count(piece, others, self._kernels)
+        ref["stream_rank"][unranked] = of_stream.rank
         fine = self._readers[0].usual(ref_scale, ref_base)
         self._finish(lo, ref, fine, pairs)
 
@@ -206,11 +211,10 @@ class Sweep:
             good = pair.todo & fine & self._readers[1 + pair.number].usual(pair.scale, pair.base)
             entries = pair.entries
             put_sums(pair.sums, pair.base, entries, good)
-            for i in np.flatnonzero(good & doubtful(pair.sums, entries)).tolist():
-                even = self._evens[1 + pair.number]
-                if mass_is_strange(even.flat_rows(lo + i, lo + i + 1), 0):
-                    entries["bounds"][i] |= Bound.MASS
-            entries["rest"] = 1
+            entries["ref_rank_quant"][pair.apart] = pair.of_quant.rank
+            entries["quant_rank_ref"][pair.apart] = pair.of_ref.rank
+            self._weigh(pair.number, lo, entries, good & doubtful(pair.sums, entries))
+            settle(entries)
             self._index.pairs[pair.number].put(lo, entries, PAIR_REST, good)
             mass[good] = pair.sums[good, 2]
             left |= pair.todo & ~good
@@ -223,6 +227,13 @@ class Sweep:
         for a, b in runs(lo + np.flatnonzero(left), _SLOW_ROWS):
             self._slow.second(a, b, numbers)
 
+    def _weigh(self, number: int, first: int, entries: Columns, where: Bools) -> None:
+        """Mark the rows, of those `where`, that do not sum to 1; there are few to look at."""
+        even = self._evens[1 + number]
+        for i in np.flatnonzero(where).tolist():
+            if mass_is_strange(even.flat_rows(first + i, first + i + 1), 0):
+                entries["bounds"][i] |= Bound.MASS
+
 
 class _Pair:
     """What the second pass gathers of one quant over a block."""
@@ -232,16 +243,29 @@ class _Pair:
         self.sums = np.zeros((len(entries), 4))
         self.scale = np.zeros(len(entries), np.float32)
         self.base = np.zeros(len(entries), np.float32)
-        self.apart = np.zeros(0, np.int64)
-        """The rows where the two models' best differ, in order."""
 
-    def find_apart(self, ref: Columns) -> None:
-        self.apart = np.flatnonzero(self.todo & (ref["ref_id"] != self.entries["quant_id"]))
+    def find_apart(self, ref: Columns, rows: int) -> None:
+        """Find where the two models' best differ, and each has a rank in the other's row."""
+        self.apart = self.todo & (ref["ref_id"] != self.entries["quant_id"])
+        self.of_quant = _Ranks(self.apart, self.entries["quant_id"], rows)
+        self.of_ref = _Ranks(self.apart, ref["ref_id"], rows)
 
 
-def _between(ordered: NDArray[np.int64], a: int, b: int) -> NDArray[np.int64]:
-    low, high = ordered.searchsorted((a, b)).tolist()
-    return ordered[low:high]
+class _Ranks:
+    """The ranks of one token in each of some rows of a block, counted piece by piece."""
+
+    def __init__(self, where: Bools, ids: NDArray[np.int32], rows: int) -> None:
+        """where: which rows; ids: of every row; rows: how many make a piece."""
+        at = np.flatnonzero(where)
+        self._row, self._ids = at % rows, ids[at]
+        self._ends = at.searchsorted(np.arange(0, where.size + rows, rows)).tolist()
+        self.rank = np.zeros(at.size, np.int32)
+        """1 for the best; 0 until it is counted."""
+
+    def count(self, piece: int, codes: Codes, kernels: Kernels) -> None:
+        a, b = self._ends[piece], self._ends[piece + 1]
+        if a < b:
+            self.rank[a:b] = 1 + kernels.above(codes, self._row[a:b], self._ids[a:b])
 
 
 def sweep_or_worker(

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 Span = tuple[int, int]
 _WINDOW = 1 << 16
 _AT_ONCE = 64
+_SPAN_SECONDS = 0.03
+_GROWTH = 16
 
 
 class Wanted:
@@ -59,7 +61,11 @@ def runs(flat: NDArray[np.int64], longest: int) -> list[Span]:
 
 
 class Spans:
-    """The pending spans of a flat range, in order, each given out once."""
+    """The pending spans of a flat range, in order, each given out once.
+
+    They begin short and grow while they are quick: what a span costs beside its rows counts less
+    then, and whoever waits for something still gets it soon.
+    """
 
     def __init__(
         self,
@@ -71,8 +77,16 @@ class Spans:
     ) -> None:
         """pending: of a range, which entries are. edge: where a span that begins here must end."""
         self._pending, self._edge, self._longest = pending, edge, longest
+        self._most = longest * _GROWTH
         self._at, self._last = first, last
         self._lock = threading.Lock()
+
+    def took(self, span: Span, seconds: float) -> None:
+        """How long a span took to fill."""
+        if seconds > _SPAN_SECONDS:
+            self._longest = max(1, self._longest // 2)
+        elif seconds < _SPAN_SECONDS / 2 and span[1] - span[0] == self._longest:
+            self._longest = min(self._most, 2 * self._longest)
 
     def next(self) -> Span | None:
         with self._lock:
@@ -120,7 +134,7 @@ def fill(
     def run(filler: Filler) -> None:
         try:
             while not stop.is_set() and (span := spans.next()) is not None:
-                filler(*span)
+                _fill_one(spans, span, filler)
                 shared.add(span)
         except BaseException as error:
             shared.failed = error
@@ -151,12 +165,18 @@ def _alone(
 ) -> Iterator[tuple[int, int, int]]:
     shared = _Shared()
     while not (cancel is not None and cancel.is_set()) and (span := spans.next()) is not None:
-        filler(*span)
+        _fill_one(spans, span, filler)
         shared.add(span)
         if shared.waited() >= seconds and (told := shared.take()) is not None:
             yield told
     if (told := shared.take()) is not None:
         yield told
+
+
+def _fill_one(spans: Spans, span: Span, filler: Filler) -> None:
+    began = time.monotonic()
+    filler(*span)
+    spans.took(span, time.monotonic() - began)
 
 
 class _Shared:

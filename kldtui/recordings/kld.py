@@ -47,6 +47,10 @@ __all__ = [
 _TOKENS_AT_ONCE = 1 << 18
 _TOKENS_AT_OPEN = 1 << 19
 """Opening looks at this many tokens at either end of the stream; `examine` at the others."""
+_PAGE = 4096
+_APART = 48
+"""Between a byte's place in a page of the file and in one of the buffer. Processors take copies
+for dependent whose ends lie just so far apart in a page, and are several times slower then."""
 _PROBES = 16
 _PROBE_BYTES = 64
 
@@ -378,8 +382,8 @@ class KldReader:
         self._recording = recording
         self._words, self._n_vocab = header.record_words, recording.shape.n_vocab
         self._offset = header.data_offset
-        self._raw = np.empty((rows, self._words), "<u2")
-        self._bytes = self._raw.reshape(-1).data.cast("B")
+        room = np.empty(2 * self._words * rows + 2 * _PAGE, "u1")
+        self._room = room[-room.ctypes.data % _PAGE :]
 
     def check(self) -> None:
         """Raises RecordingChanged if the file no longer holds what it held at open."""
@@ -388,8 +392,11 @@ class KldReader:
     def read(self, first: int, count: int) -> tuple[Codes, Floats, Floats]:
         """Codes, scale and minimum of flat records. Raises RecordingChanged where they are gone."""
         size = 2 * self._words
-        self._recording._read(self._bytes[: size * count], self._offset + size * first)
-        raw = self._raw[:count]
+        offset = self._offset + size * first
+        start = (offset + _APART) % _PAGE
+        room = self._room[start : start + size * count]
+        self._recording._read(room.data, offset)
+        raw = room.view("<u2").reshape(count, self._words)
         head = raw[:, :4].copy().view("<f4")
         return Codes(raw, 4, self._n_vocab), head[:, 0], head[:, 1]
 
