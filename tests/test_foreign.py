@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kldtui.branching import Arm, Branch
 from kldtui.cli import cli
 from kldtui.errors import (
     DamagedRecording,
@@ -26,6 +27,7 @@ from kldtui.errors import (
     UnsupportedRecording,
 )
 from kldtui.index import Index, State
+from kldtui.labels.branch_file import line_of
 from kldtui.position import Position
 from kldtui.recordings import Recording, describe, open_quant, open_recording
 from kldtui.recordings.base import prompt_length
@@ -546,6 +548,13 @@ def test_answers_without_ids_are_no_reference_and_say_what_they_are_good_for(
 # -- files that are something else -----------------------------------------------------------------
 
 
+def _branch(**fields: Any) -> Json:
+    """A line of what `kldtui branch -o` writes."""
+    arm = Arm.parse("R·r")
+    new = Branch(Position(1, 12), arm, "q4", start_id=77, prefix_ids=[1, 2], **fields)
+    return cast(Json, json.loads(line_of(new.to_json())))
+
+
 @pytest.mark.parametrize(
     ("content", "error", "words_"),
     [
@@ -558,6 +567,9 @@ def test_answers_without_ids_are_no_reference_and_say_what_they_are_good_for(
         ({"type": "message", "content": []}, UnsupportedRecording, "Anthropic"),
         ({"added_tokens": [], "model": {}}, UnsupportedRecording, "give it as --tokenizer"),
         ({"format": "kldtui-labels"}, UnsupportedRecording, "no recording"),
+        (_branch(), UnsupportedRecording, "file of branches, not a recording: .*--branches"),
+        (_branch(error="it closed"), UnsupportedRecording, "file of branches, not a recording"),
+        ({"object": "response", "output": [], "error": None}, UnsupportedRecording, "Responses"),
         ({"error": {"code": 503, "message": "Loading model"}}, NotARecording, "Loading model"),
         ({"foo": 1, "bar": 2}, NotARecording, "bar, foo"),
         (make.llama(QUANT, 0) | {"completion_probabilities": []}, UnsupportedRecording, "n_probs"),

@@ -72,6 +72,10 @@ _REFUSED: tuple[tuple[Callable[[Fields], bool], str], ...] = (
         lambda answer: str(answer.get("format", "")).startswith("kldtui-"),
         "a file of kldtui's own, but no recording",
     ),
+    (
+        _has("arm", "start_id", "prefix_ids"),
+        "a file of branches, not a recording: give it as --branches, to review them",
+    ),
 )  # fmt: skip
 
 
@@ -146,7 +150,7 @@ def _whole_answers(
         if one.answer.get("choices") == []:  # the last event of some streams: usage alone
             parts += [one] if parts else []
             continue
-        if "error" in one.answer and not any(kind.is_kind(one.answer) for kind in _KINDS):
+        if _is_error(one.answer):
             errors.append(_error_words(one.answer["error"]))
             continue
         kind = _kind_of(path, one)
@@ -195,6 +199,14 @@ def _kind_of(path: Path, one: Object) -> _Kind:
         f"{path}: line {one.line}: no server's answer with log-probabilities (fields: "
         f"{shown(names)}); kldtui reads {READ}"
     )
+
+
+def _is_error(answer: Fields) -> bool:
+    """Whether a server says only that it failed: answers and branches have the field too."""
+    if answer.get("error") is None:
+        return False
+    known = (*(kind.is_kind for kind in _KINDS), *(is_kind for is_kind, _ in _REFUSED))
+    return not any(is_kind(answer) for is_kind in known)
 
 
 def _error_words(error: Any) -> str:
