@@ -28,6 +28,7 @@ from kldtui.errors import DamagedRecording, RecordingError
 from kldtui.index import Bound, Kind, State, check_streams
 from kldtui.position import Position
 from kldtui.recordings.base import Recording, Scratch, prompt_length
+from kldtui.recordings.begun import difference, is_begun
 from kldtui.recordings.kld_writer import record_of
 from kldtui.recordings.run import RunRecording, open_run
 from kldtui.recordings.run_writer import RunWriter
@@ -133,20 +134,14 @@ class Conversion:
 
     def _is_there(self) -> bool:
         """Whether the run was begun. Raises RecordingError if something else is there."""
-        if not self._out.exists():
-            return False
-        if self._out.is_file() and not self._out.stat().st_size:
-            self._out.unlink()  # stopped before its first line
+        if not is_begun(self._out):
             return False
         with closing(open_run(self._out)) as held:
             theirs = held.header
-        mine = self._header() | self._fields()
-        for name in dict.fromkeys([*mine, *_OPTIONAL]):
-            if _comparable(theirs.get(name)) != _comparable(mine.get(name)):
-                raise RecordingError(
-                    f"{self._out}: exists, and was made otherwise ({name}); give another -o, or "
-                    "remove it"
-                )
+        mine = dict.fromkeys(_OPTIONAL) | self._header() | self._fields()
+        found = difference(theirs, mine)
+        if found:
+            raise RecordingError(f"{self._out}: {found}; give another -o, or remove it")
         return True
 
     def _header(self) -> dict[str, Any]:
@@ -436,13 +431,6 @@ def _identity(recording: Recording) -> dict[str, Any]:
         "version": recording.version,
         "tokens": digest.hexdigest()[:32],
     }
-
-
-def _comparable(value: Any) -> Any:
-    """A header field without the names of files, which may be moved."""
-    if isinstance(value, dict):
-        return {name: inner for name, inner in value.items() if name != "name"}
-    return value
 
 
 __all__ = ["Conversion", "Full", "Progress", "Wanted", "best_ids"]

@@ -61,6 +61,12 @@ def quant_server(**more: Any) -> FakeLlama:
     return FakeLlama(next_top=lambda prompt: list(answer(prompt)), **settings)
 
 
+def asked_of(ref: Path, chunks: tuple[int, int] | None, whole: bool) -> dict[str, Any]:
+    """As `kldtui record score` has it."""
+    asked: dict[str, Any] = {"ref": ref.name, "positions": "all" if whole else "scored"}
+    return asked if chunks is None else asked | {"chunks": list(chunks)}
+
+
 async def score_run(
     server: FakeLlama | str,
     ref: Path,
@@ -88,7 +94,7 @@ async def score_run(
             top_n=top_n,
             add_bos=info.add_bos,
             bos_id=info.bos_id,
-            fields={"asked": {"chunks": chunks}},
+            fields={"asked": asked_of(ref, chunks, whole)},
             created=CREATED,
         )
         last = await job.run()
@@ -142,13 +148,14 @@ async def roll(
     prompts: list[Prompt] = PROMPTS,
     *,
     n: int = 10,
+    top_n: int = 4,
     **more: Any,
 ) -> int:
     engine = LlamaServer(fake.url) if isinstance(fake, FakeLlama) else VllmServer(fake.url)
     await engine.connect()
     try:
         ids = await prompt_ids(engine, prompts)
-        job = RolloutJob(engine, prompts, ids, path, n=n, top_n=4, created=CREATED, **more)
+        job = RolloutJob(engine, prompts, ids, path, n=n, top_n=top_n, created=CREATED, **more)
         last = await job.run()
     finally:
         await engine.close()

@@ -446,6 +446,14 @@ def test_a_run_that_was_stopped_before_its_first_line_is_begun(
     assert converted(pair[1], tmp_path / "q").whole
 
 
+def test_what_is_no_run_is_left_as_it_is(tmp_path: Path, pair: tuple[Recording, Recording]) -> None:
+    out = tmp_path / "notes"
+    out.write_text("mine\n")
+    with pytest.raises(RecordingError, match="exists and is no run;"):
+        converted(pair[1], out)
+    assert out.read_text() == "mine\n"
+
+
 def test_another_recording_is_not_gone_on_with(
     tmp_path: Path, pair: tuple[Recording, Recording]
 ) -> None:
@@ -457,9 +465,15 @@ def test_another_recording_is_not_gone_on_with(
     other = open_recording(write_kld(tmp_path / "o.kld", STREAM, make_logits(STREAM, 9)))
     cases: list[tuple[Recording, Wanted, Recording | None, str]] = [
         (other, Wanted(top_n=5), ref, "made from another recording"),
-        (quant, Wanted(top_n=6), ref, r"made otherwise \(top_n\)"),
-        (quant, Wanted(top_n=5, chunks=(0, 1)), ref, r"made otherwise \(n_positions\)"),
-        (quant, Wanted(top_n=5), None, r"made otherwise \(against\)"),
+        (quant, Wanted(top_n=6), ref, "begun with --top-n 5, not with --top-n 6;"),
+        (quant, Wanted(top_n=5, chunks=(0, 1)), ref, "without --chunks, not with --chunks 0-1;"),
+        (quant, Wanted(top_n=5), None, r"with --against \S+\.kld \(\w+\), not without --against;"),
+        (
+            quant,
+            Wanted(top_n=5, full=frozenset({"roots"})),
+            ref,
+            "without --full, not with --full roots;",
+        ),
     ]
     for source, wanted, against, words in cases:
         with pytest.raises(RecordingError, match=words):

@@ -185,11 +185,56 @@ async def test_a_server_that_goes_on_otherwise_is_said(tmp_path: Path) -> None:
             await roll(fake, path)
 
 
-async def test_other_prompts_are_not_gone_on_with(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"n": 12}, "was begun with -n 10, not with -n 12;"),
+        (
+            {"prompts": [PROMPTS[0], PROMPTS[2], Prompt(5, text="A longer one")], "top_n": 3},
+            r"was begun with --top-n 4, not with --top-n 3;",
+        ),
+        (
+            {"prompts": [*PROMPTS, Prompt(5, text="A longer one")]},
+            r"was begun with other --prompts than these \([0-9a-f]{8}, now [0-9a-f]{8}\);",
+        ),
+        (
+            {"sampling": Sampling(0.8)},
+            r"was begun without --temperature, not with --temperature 0\.8;",
+        ),
+    ],
+)
+async def test_rollouts_begun_otherwise_are_refused_by_the_option_that_differs(
+    tmp_path: Path, more: dict[str, Any], words: str
+) -> None:
+    path = tmp_path / "r.run"
     async with rolling_server() as fake:
-        await roll(fake, tmp_path / "r.run")
-        with pytest.raises(RecordingError, match=r"its asked\.prompts is"):
-            await roll(fake, tmp_path / "r.run", [PROMPTS[0], PROMPTS[2], PROMPTS[1]])
+        await roll(fake, path)
+        data = path.read_bytes()
+        with pytest.raises(RecordingError, match=words):
+            await roll(fake, path, **more)
+    assert path.read_bytes() == data
+
+
+async def test_drawn_rollouts_are_no_greedy_ones(tmp_path: Path) -> None:
+    path = tmp_path / "r.run"
+    async with rolling_server() as fake:
+        await roll(fake, path, sampling=Sampling(0.8, seed=3))
+        for sampling, words in (
+            (None, r"begun with --temperature 0\.8, not without --temperature"),
+            (Sampling(0.8, seed=4), "begun with --seed 3, not with --seed 4"),
+        ):
+            with pytest.raises(RecordingError, match=words):
+                await roll(fake, path, sampling=sampling)
+
+
+async def test_another_model_is_not_taken_for_other_prompts(tmp_path: Path) -> None:
+    """It may read other ids in the same ones."""
+    path = tmp_path / "r.run"
+    async with rolling_server() as fake:
+        await roll(fake, path)
+    async with rolling_server(model_path="/models/other.gguf") as fake:
+        with pytest.raises(RecordingError, match=r"engine\.model is"):
+            await roll(fake, path, [Prompt(1, text="What was")])
 
 
 # ── what cannot be ───────────────────────────────────────────────────────────────────────────

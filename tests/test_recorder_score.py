@@ -41,6 +41,7 @@ from tests.builders_recorder import (
     completions,
     quant_server,
     reference,
+    roll,
     score_run,
     tokens,
 )
@@ -252,8 +253,8 @@ async def test_a_server_that_dies_leaves_whole_positions_and_another_goes_on(
 @pytest.mark.parametrize(
     ("more", "server", "words"),
     [
-        ({"top_n": 6}, {}, "top_n is 5, not 6"),
-        ({"chunks": (0, 1)}, {}, "asked.chunks is null, not [0, 1]"),
+        ({"top_n": 6}, {}, "begun with --top-n 5, not with --top-n 6;"),
+        ({"chunks": (0, 1)}, {}, "begun without --chunks, not with --chunks 0-1;"),
         ({}, {"model_path": "/models/other.gguf"}, 'engine.model is "/models/fake-q4.gguf", not'),
         ({}, {"add_bos": True}, "bos.rule is"),
     ],
@@ -274,13 +275,30 @@ async def test_a_run_that_was_begun_otherwise_is_not_gone_on_with(
     assert path.read_bytes() == data
 
 
-async def test_what_is_no_run_is_never_written_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "data", [b"\xff\xd8\xff\xe0 a picture", b"some notes\n", b'{"a": 1}\n', None]
+)
+async def test_what_is_no_run_is_never_written_over(tmp_path: Path, data: bytes | None) -> None:
+    """None: the reference itself."""
     ref = reference(tmp_path / "ref.kld")
-    data = ref.read_bytes()
+    path = ref if data is None else tmp_path / "other"
+    if data is not None:
+        path.write_bytes(data)
+    before = path.read_bytes()
     async with quant_server() as server:
-        with pytest.raises(RecordingError):
-            await score_run(server, ref, ref)
-    assert ref.read_bytes() == data
+        with pytest.raises(RecordingError, match=r"exists and is no run; .*another name"):
+            await score_run(server, ref, path)
+    assert path.read_bytes() == before
+
+
+async def test_a_folder_or_a_run_of_another_command_is_said_to_be_one(tmp_path: Path) -> None:
+    ref, path = reference(tmp_path / "ref.kld"), tmp_path / "r.run"
+    async with quant_server() as server:
+        with pytest.raises(RecordingError, match="is no file"):
+            await score_run(server, ref, tmp_path)
+        await roll(server, path)
+        with pytest.raises(RecordingError, match="begun with kldtui record rollout, not with"):
+            await score_run(server, ref, path)
 
 
 # ── what cannot be ───────────────────────────────────────────────────────────────────────────

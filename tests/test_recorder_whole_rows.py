@@ -146,6 +146,6 @@ async def test_another_file_is_never_written_over(tmp_path: Path) -> None:
     ref = reference(tmp_path / "ref.kld")
     other = tmp_path / "other.kld"
     other.write_bytes(b"_logits_" + bytes(4000))
-    with pytest.raises(RecordingError, match="of another stream"):
+    with pytest.raises(RecordingError, match=r"exists and is no \.kld file of this stream"):
         await record(Rows(), ref, other)
     assert other.read_bytes() == b"_logits_" + bytes(4000)

@@ -1,12 +1,11 @@
 """A run that is begun, or goes on where it was stopped: the same header, else none.
 
-Knows: what must be equal for a recording to go on, and which ids still lack their text.
+Knows: the header that a recording has, and which ids still lack their text.
 Must not know: engines' requests, or what is recorded.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 from kldtui.engines.base import Engine, EngineInfo
 from kldtui.errors import RecordingError
 from kldtui.position import Position
+from kldtui.recordings.begun import difference, is_begun
 from kldtui.recordings.run import open_run
 from kldtui.recordings.run_lines import format_bos
 from kldtui.recordings.run_writer import RunWriter
@@ -37,10 +37,10 @@ def begin_or_go_on(
 ) -> RunWriter:
     """The writer of a new run, or of the one that is there, if it was begun like this.
 
-    Raises RecordingError that names the first difference, and what RunWriter raises.
+    Raises RecordingError that names the option or field that differs, or what else is there, and
+    what RunWriter raises.
     """
-    if not path.exists() or path.stat().st_size == 0:
-        path.unlink(missing_ok=True)
+    if not is_begun(path):
         return RunWriter.create(
             path,
             kind=kind,
@@ -67,33 +67,11 @@ def begin_or_go_on(
         "n_chunk": n_chunk,
         "n_positions": n_positions,
     }
-    difference = _difference(writer.header, json.loads(json.dumps(wanted)))
-    if difference:
+    found = difference(writer.header, wanted)
+    if found:
         writer.close()
-        raise RecordingError(
-            f"{path}: was begun otherwise: {difference}; give the same again, or record to "
-            "another path"
-        )
+        raise RecordingError(f"{path}: {found}; give the same again, or choose another -o")
     return writer
-
-
-def _difference(there: Mapping[str, Any], wanted: Mapping[str, Any], inside: str = "") -> str:
-    """The first field that differs, with both values; empty where none does."""
-    for name, value in wanted.items():
-        old = there.get(name)
-        if isinstance(value, dict) and isinstance(old, dict):
-            names = dict.fromkeys([*value, *old])
-            found = _difference(old, {n: value.get(n) for n in names}, f"{inside}{name}.")
-            if found:
-                return found
-        elif old != value:
-            return f"its {inside}{name} is {_short(old)}, not {_short(value)}"
-    return ""
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def engine_fields(info: EngineInfo, settings: Mapping[str, Any]) -> dict[str, Any]:

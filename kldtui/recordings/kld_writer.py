@@ -146,7 +146,9 @@ class KldWriter:
             file = path.open("r+b")
             if file.read(len(begin)) != begin:
                 file.close()
-                raise RecordingError(f"{path}: is of another stream; record to another path")
+                raise RecordingError(
+                    f"{path}: exists and is no .kld file of this stream; choose another name (-o)"
+                )
             held = min(n_chunk, (path.stat().st_size - len(begin)) // chunk_bytes)
             file.truncate(len(begin) + held * chunk_bytes)
             file.seek(0, os.SEEK_END)
