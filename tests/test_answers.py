@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import re
 from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
@@ -198,6 +199,29 @@ def test_documents_that_do_not_match_are_left_out_and_reported(tmp_path: Path) -
     assert "1 only in the quant (first: doc_id 9)" in notes
     assert "2 another document, or another target" in notes
     assert "1 of 2 prompts differ (first: doc_id 4)" in notes
+
+
+@pytest.mark.parametrize(
+    ("theirs", "words"),
+    [
+        (
+            [choice(7, 0, 0)],
+            r"arc: 2 only in the base \(first: doc_id 0\); arc: 1 only in the quant",
+        ),
+        ([choice(1, 0, 0, doc_hash="of another text")], "another document, or another target"),
+    ],
+)
+def test_files_without_a_common_document_are_refused(
+    tmp_path: Path, theirs: list[dict[str, Any]], words: str
+) -> None:
+    base = samples_at(tmp_path / "b", "arc", [choice(0, 0, 0), choice(1, 0, 0)])
+    quant = samples_at(tmp_path / "q", "arc", theirs)
+    for more in ([], ["--json"]):
+        done = CliRunner().invoke(cli, ["answers", str(base), str(quant), *more])
+        assert done.exit_code == 2
+        assert "have no document in common" in done.stderr
+        assert re.search(words, done.stderr)
+        assert (done.stdout, done.stderr.count("\n")) == ("", 1)
 
 
 def test_a_sample_that_is_there_again_counts_once(tmp_path: Path) -> None:

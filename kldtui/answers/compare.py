@@ -27,6 +27,7 @@ from kldtui.proportions import Share, mcnemar, paired_difference, share
 
 _FIRST_METRICS = ("acc", "exact_match", "acc_norm")
 """Which metric stands for a task in the total, in this order; else the first by name."""
+_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,12 @@ def compare_answers(base: Path, quant: Path, metric: str | None = None) -> Repor
         raise AnswerFileError(
             f"{base} and {quant} share no {what}"
             + (f"; known are: {', '.join(known)}" if known else "")
+        )
+    if not any(one.documents for one in found):
+        why = f" ({'; '.join(notes[:_NAMED])})" if notes else ""
+        raise AnswerFileError(
+            f"{base} and {quant} have no document in common{why}; give samples of the same "
+            "documents"
         )
     return Report(tuple(found), _total(found), tuple(notes))
 
