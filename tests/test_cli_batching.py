@@ -191,8 +191,14 @@ def test_roots_come_from_what_flips_prints(
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--roots", "nowhere.txt"], "No such file"),
-        (["--roots", "0"], "at least 1"),
+        (
+            ["--roots", "nowhere.txt"],
+            "'nowhere.txt' is neither `all`, a number from 1 up nor a file",
+        ),
+        (["--roots", "0"], "'0' is neither `all`, a number from 1 up nor a file"),
+        (["--roots", "-1"], "'-1' is neither `all`, a number from 1 up nor a file"),
+        (["--roots", "--yes"], "'--yes' is neither `all`, a number from 1 up nor a file"),
+        (["--roots", "-"], "'-' is neither `all`, a number from 1 up nor a file"),
         (["--roots", "all", "--json"], "without --json"),
         (["--roots", "all", "--root", "c1:t16"], "give --root"),
         (["--roots", "all", "--arms", "Q.q"], "arm Q·q: no engine for it"),
@@ -205,6 +211,29 @@ def test_what_is_wrong_is_said_in_one_line(
     assert done.exit_code == 2
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "holds no position"),
+        ("# none today\n\n", "holds no position"),
+        ("position  ref  quant\n", "holds no position"),
+        ("[]", "holds no position"),
+        ("c0:t1\nc0:t2\n", "none of its 2 positions is a root (c0:t1, c0:t2)"),
+    ],
+)
+def test_a_file_without_a_root_is_refused_and_nothing_is_made(
+    pair: tuple[Path, Path], servers: tuple[FakeLlama, FakeLlama], text: str, words: str
+) -> None:
+    named = pair[0].parent / "roots.txt"
+    named.write_text(text)
+    done = batch(pair, "--ref-server", servers[0].url, roots=str(named))
+    assert done.exit_code == 2
+    assert f"{named}: {words}" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (pair[0].parent / "b.jsonl").exists()
+    assert servers[0].requests == []
 
 
 def test_somebody_at_a_terminal_is_asked_first(

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -39,23 +40,44 @@ _DRAWN_SECONDS = 0.25
 _NAMED = 3
 
 
+class Roots(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
+    """`all`, a number from 1 up, or a file that is there."""
+
+    name = "roots"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        words = str(value)
+        counts = words.isdecimal() and int(words) > 0
+        if not (words == "all" or counts or Path(words).exists()):
+            self.fail(
+                f"{words!r} is neither `all`, a number from 1 up nor a file of positions that is "
+                "there.",
+                param,
+                ctx,
+            )
+        return words
+
+
 def chosen_roots(session: Session, roots: str) -> list[Position]:
     """`all`, a number, or a file with a position a line (what `kldtui flips` prints will do).
 
-    The session is scanned to its end. Raises KldtuiError.
+    The session is scanned to its end. Raises KldtuiError, also where a file has no root.
     """
     found = [session.position(int(i)) for i in select(session.index, RootQuery(quants=(0,)))]
     if roots == "all":
         return found
     if roots.isdecimal() and not Path(roots).exists():
-        if not int(roots):
-            raise KldtuiError("--roots: give at least 1, `all`, or a file of positions")
         return sample(found, int(roots))
     named = _named_positions(Path(roots))
     known = set(found)
     strangers = [position for position in named if position not in known]
+    first = ", ".join(map(str, strangers[:_NAMED]))
+    if len(strangers) == len(named):
+        raise KldtuiError(
+            f"--roots {roots}: none of its {len(named)} positions is a root ({first}); give what "
+            "kldtui flips prints of this reference and quant"
+        )
     if strangers:
-        first = ", ".join(map(str, strangers[:_NAMED]))
         tell(f"{roots}: {len(strangers)} of its positions are no roots ({first}); left out")
     return sorted(known & set(named))
 
@@ -68,8 +90,16 @@ def _named_positions(path: Path) -> list[Position]:
         raise KldtuiError(
             f"--roots {path}: {reason}; give `all`, a number, or a file of positions"
         ) from None
-    if text.lstrip().startswith(("[", "{")):
-        return _from_json(path, text)
+    json_ = text.lstrip().startswith(("[", "{"))
+    positions = _from_json(path, text) if json_ else _from_lines(path, text)
+    if not positions:
+        raise KldtuiError(
+            f"--roots {path}: holds no position; give one a line, as kldtui flips prints them"
+        )
+    return positions
+
+
+def _from_lines(path: Path, text: str) -> list[Position]:
     positions = []
     for line in text.splitlines():
         word = line.split()[0] if line.split() else "#"

@@ -27,7 +27,7 @@ from kldtui.branching import (
     meeting,
     run_branch,
 )
-from kldtui.cli.batching import Batch, chosen_roots, parse_arms, scan
+from kldtui.cli.batching import Batch, Roots, chosen_roots, parse_arms, scan
 from kldtui.cli.engines import Preparation, add_engines, quant_engine_options, ref_engine_options
 from kldtui.engines import Token
 from kldtui.errors import EngineError, KldtuiError
@@ -51,6 +51,7 @@ _CONTEXT_SHOWN = 160
 @click.option("--root", metavar="c3:t97", help="Where to branch.")
 @click.option(
     "--roots",
+    type=Roots(),
     metavar="all|N|FILE",
     help="Where to branch, into -o FILE: all roots, N of them (the same each time), or those of a "
     "file with a position a line, as kldtui flips prints them.",
