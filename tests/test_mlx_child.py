@@ -20,7 +20,7 @@ from kldtui.engines.mlx_child import MlxChild
 from kldtui.errors import EngineBroke, EngineError, EngineLoading, EngineRefused, UnusableEngine
 from tests import tiny_model as model
 from tests.asking import ask
-from tests.builders_demo import alive, wait_gone
+from tests.builders_demo import alive, wait_gone, wait_none
 from tests.builders_vocab import BYTE_LEVEL, write_tokenizer_json
 from tests.mlx_fake import bare_folder, child_command
 
@@ -211,5 +211,7 @@ def test_kill_9_of_kldtui_ends_it_while_it_loads(tmp_path: Path) -> None:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         assert alive(child)
+        assert len(list(tmp_path.glob("kldtui-*"))) == 2, "its folder and its log"
         os.kill(parent.pid, signal.SIGKILL)
     assert wait_gone(child)
+    assert wait_none(tmp_path, "kldtui-*")

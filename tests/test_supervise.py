@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import os
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,14 @@ import pytest
 from kldtui.engines import supervise
 from kldtui.engines.supervise import ServedModel, find_program, free_port
 from kldtui.errors import EngineError
-from tests.builders_demo import LLAMA_SERVER, alive, engine_program, noted_pid, wait_gone
+from tests.builders_demo import (
+    LLAMA_SERVER,
+    alive,
+    engine_program,
+    noted_pid,
+    wait_gone,
+    wait_none,
+)
 
 PARENT = """
 import sys, time
@@ -67,19 +76,58 @@ async def test_the_same_from_asyncio(tmp_path: Path, model: Path) -> None:
     assert not alive(engine)
 
 
-@pytest.mark.parametrize("mode", ["load", "serve", "stubborn"])
-def test_kill_9_of_kldtui_ends_the_engine_and_what_it_started(tmp_path: Path, mode: str) -> None:
-    script = tmp_path / "parent.py"
+@contextlib.contextmanager
+def kldtui_with_an_engine(folder: Path, mode: str) -> Iterator[tuple[int, int]]:
+    """The process ids of the engine and its helper; kldtui is killed with the block."""
+    script = folder / "parent.py"
     script.write_text(PARENT)
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    parent = subprocess.Popen([sys.executable, str(script), str(tmp_path), mode], env=env)
+    parent = subprocess.Popen([sys.executable, str(script), str(folder), mode], env=env)
     try:
-        engine, helper = noted_pid(tmp_path, "engine"), noted_pid(tmp_path, "helper")
-        assert alive(engine)
+        yield noted_pid(folder, "engine"), noted_pid(folder, "helper")
     finally:
         parent.kill()
         parent.wait()
-    assert wait_gone(engine, helper)
+
+
+@pytest.mark.parametrize("mode", ["load", "serve", "stubborn"])
+def test_kill_9_of_kldtui_ends_the_engine_and_what_it_started(tmp_path: Path, mode: str) -> None:
+    with kldtui_with_an_engine(tmp_path, mode) as pids:
+        assert alive(pids[0])
+    assert wait_gone(*pids)
+    assert wait_none(tmp_path, "kldtui-*.log"), "its log is of use to nobody"
+
+
+def test_where_all_are_told_to_end_at_once_nothing_is_left_either(tmp_path: Path) -> None:
+    with kldtui_with_an_engine(tmp_path, "stubborn") as pids:
+        os.kill(parent_of(pids[0]), signal.SIGTERM)
+    assert wait_gone(*pids)
+    assert wait_none(tmp_path, "kldtui-*.log")
+
+
+def test_what_has_a_log_s_name_but_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    """A folder that is removed with kldtui, and in it a link to what is the user's."""
+    mine, work = tmp_path / "mine", tmp_path / "work"
+    for folder in (mine, work):
+        folder.mkdir()
+        (folder / "file").write_text("mine")
+    (work / "inside").symlink_to(mine)
+    (tmp_path / "link").symlink_to(mine)
+    temporary = [str(work), str(tmp_path / "link"), str(tmp_path / "never was")]
+    supervisor = Path(supervise.__file__).with_name("_supervisor.py")
+    started = subprocess.Popen(
+        [sys.executable, "-I", "-S", supervisor, *temporary, "--", "sleep", "600"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert started.stdin is not None
+    assert started.stdout is not None
+    engine = json.loads(started.stdout.readline())["pid"]
+    started.communicate(timeout=30)
+    assert not alive(engine)
+    assert not work.exists()
+    assert not (tmp_path / "link").is_symlink()
+    assert (mine / "file").read_text() == "mine"
 
 
 def test_a_failing_engine_is_quoted_in_one_printable_line(tmp_path: Path, model: Path) -> None:
@@ -118,6 +166,8 @@ def test_a_model_that_does_not_load_in_time_is_given_up(tmp_path: Path, model: P
     with pytest.raises(EngineError, match=r"not loaded its model after 0\.3 s"):
         served.start()
     assert served.engine_pid is None or not alive(served.engine_pid)
+    assert served.log_path is not None
+    assert served.log_path.exists(), "the error names it"
 
 
 def test_starting_can_be_cancelled(tmp_path: Path, model: Path) -> None:

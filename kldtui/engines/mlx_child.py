@@ -188,7 +188,13 @@ class MlxChild:
         }
         command = [*self._command, json.dumps(settings)]
         offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-        self._child = Child(command, self._log, self._heard, env={**os.environ, **offline})
+        self._child = Child(
+            command,
+            self._log,
+            self._heard,
+            env={**os.environ, **offline},
+            temporary=[self._work, self._log],
+        )
 
     def _heard(self, said: dict[str, Any]) -> None:
         self._facts = said

@@ -113,8 +113,9 @@ class Child:
 
     command: a list of arguments, no shell. log: takes its standard output and error. on_report:
     called, in a thread, with each JSON object that the command writes to the descriptor named by
-    KLDTUI_REPORT_FD. on_exit: called once in that thread, with the exit code as `exit_code` has it.
-    Raises EngineError if no process can be started.
+    KLDTUI_REPORT_FD. temporary: what is removed if this process is gone before it has ended the
+    command; else it stays. on_exit: called once in that thread, with the exit code as `exit_code`
+    has it. Raises EngineError if no process can be started.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class Child:
         on_report: Callable[[dict[str, Any]], None] | None = None,
         on_exit: Callable[[int | None], None] | None = None,
         env: dict[str, str] | None = None,
+        temporary: Sequence[Path] = (),
     ) -> None:
         self.pid: int | None = None
         self.exit_code: int | None = None
@@ -131,10 +133,12 @@ class Child:
         self.done = threading.Event()
         self._on_report = on_report
         self._on_exit = on_exit
+        line = [sys.executable, "-I", "-S", str(_HERE / "_supervisor.py")]
+        line += [*(str(path.absolute()) for path in temporary), "--", *command]
         with log.open("ab") as file:
             try:
                 self._supervisor = subprocess.Popen(  # noqa: S603 - a list of arguments, no shell
-                    [sys.executable, "-I", "-S", str(_HERE / "_supervisor.py"), *command],
+                    line,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=file,
@@ -150,6 +154,8 @@ class Child:
     def end(self) -> None:
         """Ask for the command's end and return at once; from any thread."""
         if self._supervisor.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):  # gone, or closed already
+                self._supervisor.stdin.write(b".")
             with contextlib.suppress(OSError):
                 self._supervisor.stdin.close()
 
@@ -253,7 +259,8 @@ class ServedModel:
 
     @property
     def log_path(self) -> Path | None:
-        """The engine's output; None before `launch`. Kept after a failure, else removed."""
+        """The engine's output; None before `launch`. Kept after a failure, else removed, also
+        where this process is killed."""
         return self._log
 
     @property
@@ -282,7 +289,12 @@ class ServedModel:
         self._settled.clear()
         try:
             self._child = Child(
-                program.argv, self._log, self._heard, self._ended, env=_environment()
+                program.argv,
+                self._log,
+                self._heard,
+                self._ended,
+                env=_environment(),
+                temporary=[self._log],
             )
         except EngineError as error:
             self._fail(str(error))
