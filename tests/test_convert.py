@@ -50,6 +50,7 @@ from tests.builders_foreign import Model, write_lines
 STREAM = make_stream(n_chunk=4, n_ctx=12, n_vocab=61, seed=3)
 TOP = Wanted(top_n=5)
 COMMAND = [sys.executable, "-m", "kldtui", "record", "convert"]
+ROOT = str(Path(__file__).parents[1])
 files = settings(
     deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -521,6 +522,30 @@ def test_interrupted_on_the_command_line_it_says_how_to_go_on(tmp_path: Path) ->
     assert process.returncode == 130
     assert b"the same command goes on from here" in error
     assert open_run(tmp_path / "q").header["kind"] == "teacher_forced"
+
+
+@pytest.mark.parametrize("source", ["pipe", "-"])
+def test_a_pipe_that_nobody_writes_to_is_said_to_be_waited_for(tmp_path: Path, source: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    process = subprocess.Popen(
+        [*COMMAND, source, "-o", "q"],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": ROOT},
+    )
+    with process:
+        assert process.stderr is not None
+        hangs = threading.Timer(20, process.kill)
+        hangs.start()
+        name = {"-": "standard input"}.get(source, source)
+        words = f"kldtui: {name}: waiting for a program that writes a .kld file to it"
+        assert process.stderr.readline().decode().startswith(words)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.read() == b""
+        hangs.cancel()
+    assert process.returncode == 130
+    assert not (tmp_path / "q").exists()
 
 
 # -- answers of servers ----------------------------------------------------------------------------

@@ -10,8 +10,9 @@ import math
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from threading import Timer
 from typing import Any, cast
 
 import click
@@ -19,7 +20,7 @@ import click
 from kldtui.cli.lazy import LazyGroup
 from kldtui.convert import Conversion, Full, Progress, Wanted
 from kldtui.recordings import Recording, open_quant, open_recording
-from kldtui.recordings.kld_stream import KldStream, is_stream
+from kldtui.recordings.kld_stream import STDIN, KldStream, is_stream
 from kldtui.vocab import Vocabulary, find_vocabulary
 from kldtui.vocab.glyphs import safe
 
@@ -44,6 +45,7 @@ SUBCOMMANDS = {
 """name -> (module:attribute, one line of help)"""
 
 _FILE = click.Path(path_type=Path)
+_QUIET_SECONDS = 1.0
 
 
 class _Record(LazyGroup):
@@ -162,8 +164,22 @@ def convert(
 
 def _open(source: str, ref: Recording | None, text: Any) -> Recording:
     if is_stream(source):
-        return KldStream(source)
+        with _waiting("standard input" if source == STDIN else source):
+            return KldStream(source)
     return open_recording(source) if ref is None else open_quant(source, ref, text)
+
+
+@contextmanager
+def _waiting(name: str) -> Iterator[None]:
+    """Say so, where nothing comes for a while: a pipe is opened when its writer opens it."""
+    words = f"{name}: waiting for a program that writes a .kld file to it; Ctrl-C ends this"
+    timer = Timer(_QUIET_SECONDS, lambda: click.echo(f"kldtui: {safe(words)}", err=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _summary(job: Conversion, out: Path, wanted: Wanted) -> Iterator[str]:
