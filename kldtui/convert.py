@@ -228,9 +228,9 @@ class Conversion:
                     yield self._progress(done, passed, now - began, row_bytes)
                 if len(rows) < stop - start:
                     break
-            writer.pieces(self._pieces(seen))
             if getattr(source, "ended", False):
-                break
+                break  # its pieces come when it is whole, as they do in one go
+            writer.pieces(self._pieces(seen))
         yield self._progress(done, passed, time.monotonic() - began, row_bytes)
 
     def _progress(self, done: int, passed: int, seconds: float, row_bytes: int) -> Progress:

@@ -28,7 +28,7 @@ from kldtui.errors import DamagedRecording, RecordingError, StreamMismatch
 from kldtui.index import Bound, Index, Kind, State
 from kldtui.position import Position
 from kldtui.recordings import Recording, open_quant, open_recording
-from kldtui.recordings.kld import decode
+from kldtui.recordings.kld import HEADER_BYTES, decode, parse_header
 from kldtui.recordings.kld_stream import KldStream
 from kldtui.recordings.kld_writer import encode, record_of
 from kldtui.recordings.run import RunRecording, open_run
@@ -330,27 +330,38 @@ def test_a_pipe_gives_the_same_run_as_the_file(
     assert lines[0][1:] == lines[1][1:]
 
 
-def test_a_pipe_that_ends_early_keeps_what_came_and_goes_on(
+def _cuts(quant: Recording) -> list[int]:
+    """Where a pipe may end: at each record but the last, after it, and in its middle."""
+    header = parse_header(quant.path.read_bytes()[:HEADER_BYTES])
+    assert header is not None
+    record = 2 * header.record_words
+    return [header.data_offset + record * k // 2 for k in range(2 * STREAM.records)]
+
+
+def test_a_pipe_that_ends_early_keeps_what_came_and_goes_on_as_if_it_had_not(
     tmp_path: Path, pair: tuple[Recording, Recording]
 ) -> None:
     ref, quant = pair
+    vocab = Vocabulary({id: b"w%d" % id for id in range(STREAM.n_vocab)}, "test")
     whole = quant.path.read_bytes()
-    pipe, out = tmp_path / "pipe", tmp_path / "q"
+    pipe, once = tmp_path / "pipe", tmp_path / "once"
+    converted(quant, once, ref=ref, vocab=vocab)
     os.mkfifo(pipe)
-    for data in (whole[: len(whole) // 2], whole):
-        thread = write_slowly(pipe, data)
-        stream = KldStream(str(pipe))
-        if data is whole:
-            converted(stream, out, ref=ref)
-        else:
-            with pytest.raises(DamagedRecording, match="ended before the last"):
-                converted(stream, out, ref=ref)
-            assert 0 < open_run(out).records < STREAM.records
-        stream.close()
-        thread.join()
-    converted(quant, tmp_path / "once", ref=ref)
-    lines = [path.read_text().splitlines() for path in (out, tmp_path / "once")]
-    assert lines[0][1:] == lines[1][1:]
+    for end in _cuts(quant):
+        out = tmp_path / f"q{end}"
+        for data in (whole[:end], whole):
+            thread = write_slowly(pipe, data)
+            stream = KldStream(str(pipe))
+            if data is whole:
+                converted(stream, out, ref=ref, vocab=vocab)
+            else:
+                with pytest.raises(DamagedRecording, match="ended before the last"):
+                    converted(stream, out, ref=ref, vocab=vocab)
+                assert open_run(out).records < STREAM.records
+            stream.close()
+            thread.join()
+        lines = [path.read_text().splitlines() for path in (out, once)]
+        assert lines[0][1:] == lines[1][1:], f"cut at {end}"
 
 
 @pytest.mark.parametrize("length", [0, 7, 11, 19, 40])
