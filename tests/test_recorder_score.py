@@ -191,7 +191,7 @@ async def test_cut_anywhere_and_gone_on_with_it_is_the_same_file(
         kept = int(where * len(data))
         cut.write_bytes(data[:kept])
         if 0 < kept < data.index(b"\n") + 1:
-            words = "header line is cut" if is_run(data[:kept]) else "is no kldtui-run"
+            words = "header line is cut" if is_run(data[:kept]) else "exists and is no run"
             with pytest.raises(RecordingError, match=words):
                 await score_run(server, ref, cut)
             return
