@@ -26,9 +26,9 @@ STOPS = {
     "eog": "end of turn",
     "tool_call": "tool call closed",
     "loop": "loops",
-    "limit": "limit, + goes on",
+    "limit": "limit",
     "context": "context full",
-    "cancelled": "stopped, + goes on",
+    "cancelled": "stopped",
     "error": "failed",
 }
 
@@ -74,7 +74,7 @@ def branch_words(
     if branch.error:
         parts = [safe(branch.error)]
     elif branch.stop is not None:
-        parts = [STOPS.get(branch.stop, branch.stop)]
+        parts = [_stop_words(session, branch)]
     elif desk.queued(branch):
         parts = ["waits for the other arm of its engine"]
     else:
@@ -95,6 +95,25 @@ def branch_words(
     elif elapsed is not None and elapsed >= 1:
         parts.append(duration(elapsed))
     return title, " · ".join(parts)
+
+
+def _stop_words(session: Session, branch: Branch) -> str:
+    if branch.stop == "limit" and is_recorded(branch) and not goes_on(session, branch):
+        return "the chunk ends here"
+    words = STOPS.get(branch.stop or "", branch.stop or "")
+    offered = branch.stop in ("limit", "cancelled") and goes_on(session, branch)
+    return f"{words}, + goes on" if offered else words
+
+
+def goes_on(session: Session, branch: Branch) -> bool:
+    """Whether a branch can be made longer: there is more of the stream, or an engine for it."""
+    if branch.stop == "eog":
+        return False
+    if is_recorded(branch):
+        end = branch.position.t + 1 + len(branch.tokens)
+        return end < session.chunk_tokens(branch.position.chunk).size
+    quant = session.names.index(branch.quant) if branch.quant in session.names else 0
+    return session.slot_for(branch.arm.engine, quant) is not None
 
 
 def _floor_words(session: Session, branch: Branch) -> list[str]:
@@ -173,9 +192,9 @@ def hint_words(session: Session, position: Position, quant: int) -> str:
 
 
 def key_entries(
-    judging: bool, busy: bool, keymap: Mapping[str, str]
+    judging: bool, busy: bool, grows: bool, keymap: Mapping[str, str]
 ) -> Sequence[tuple[str, str, str]]:
-    """The key line: what is most useful now, first."""
+    """The key line: what is most useful now, first. grows: whether a branch can be longer."""
     shown = {
         "branch": "branch",
         "next-root": "next root",
@@ -193,7 +212,7 @@ def key_entries(
     if judging:
         shown = {
             "back": "stop" if busy else "back",
-            "longer": "longer",
+            **({"longer": "longer"} if grows else {}),
             "arms": "other pair",
             "next-root": "next root",
             "help": "help",

@@ -352,7 +352,9 @@ class Desk:
             elif slot is not None and await self._fit(slot, place):
                 jobs.append((slot, branch))
         if not jobs and not grown:
-            self._say("nothing to continue here: both branches ended, or no server is connected")
+            self._say(
+                "nothing to continue here: the branches or the chunk ended, or no server is there"
+            )
         await self._run(place, jobs)
 
     async def _run(self, place: Place, jobs: Sequence[Job]) -> None:

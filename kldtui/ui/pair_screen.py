@@ -112,6 +112,12 @@ class PairScreen(Screen[None]):
             side: held.get(self.place.key(arm)) for side, arm in zip(SIDES, self.pair, strict=True)
         }
 
+    @property
+    def grows(self) -> bool:
+        """Whether a branch of the pair can be made longer, or there is none yet."""
+        shown = [branch for branch in self.branches().values() if branch is not None]
+        return not shown or any(branch_words.goes_on(self.session, branch) for branch in shown)
+
     def pane(self, side: str) -> BranchPane:
         return self.query_one(f"#{side}", BranchPane)
 

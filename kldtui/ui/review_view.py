@@ -284,9 +284,13 @@ class ReviewView(ListScreen):
         record = self.session.label(self.cursor, self.quant) if facts is not None else None
         hint = branch_words.hint_words(self.session, self.cursor, self.quant)
         self.query_one(ClassesPanel).show(record.key if record else None, hint)
-        self.query_one(KeyBar).show(
-            branch_words.key_entries(self.judging, self.desk.busy, self.config.keys)
-        )
+        self.refresh_keys()
+
+    def refresh_keys(self) -> None:
+        judging, busy = self.judging, self.desk.busy
+        grows = not judging or self.grows
+        entries = branch_words.key_entries(judging, busy, grows, self.config.keys)
+        self.query_one(KeyBar).show(entries)
 
     def refresh_status(self) -> None:
         activity = self.desk.activity or self.preparing
@@ -418,9 +422,7 @@ class ReviewView(ListScreen):
     def on_engines_changed(self, _event: EnginesChanged) -> None:
         self.refresh_status()
         self.refresh_pair()
-        self.query_one(KeyBar).show(
-            branch_words.key_entries(self.judging, self.desk.busy, self.config.keys)
-        )
+        self.refresh_keys()
 
     def on_worker_state_changed(self, event: Worker.StateChanged) -> None:
         """What a worker did not foresee is said, and the program goes on."""

@@ -41,6 +41,11 @@ def titles(driver: Driver) -> tuple[str, str]:
     return left.split()[0], right.split()[0]
 
 
+def status(driver: Driver, side: str) -> str:
+    """How the branch of a pane stands."""
+    return str(driver.review.pane(side).border_subtitle)
+
+
 async def made(driver: Driver, *keys: str) -> None:
     await driver.press(*keys)
     await driver.until(lambda: not driver.review.desk.busy)
@@ -490,6 +495,37 @@ async def test_the_stream_as_a_branch_can_be_made_longer_to_its_end(tmp_path: Pa
         await made(driver, "+")
         assert len(held(session)["R·r"].ids) == 5
         assert "nothing to continue here" in driver.text
+        assert "itself, no server · the chunk ends here" in status(driver, "left")
+
+
+async def test_where_nothing_can_be_made_longer_it_is_not_offered(tmp_path: Path) -> None:
+    """c2:t15 is the last of its chunk: of the stream nothing is recorded behind it."""
+    session = open_review(tmp_path, rollout=True)
+    async with running(session, config=Config(branch_tokens=2), size=(200, 60)) as driver:
+        await driver.press("b")
+        assert "limit, + goes on" in status(driver, "left")
+        assert "+ longer" in driver.inside("keys")
+        for _ in range(3):
+            await driver.press(".")
+        assert driver.review.cursor == Position(2, 15)
+        shown = status(driver, "left")
+        assert "no server · the chunk ends here · 0 tokens" in shown
+        assert "goes on" not in shown
+        assert "+ longer" not in driver.inside("keys")
+
+
+async def test_a_branch_whose_engine_is_gone_does_not_offer_to_go_on(tmp_path: Path) -> None:
+    session = open_review(tmp_path)
+    said(session)
+    async with running(session, config=Config(branch_tokens=2), size=(200, 60)) as driver:
+        await made(driver, "b")
+        assert "limit, + goes on" in status(driver, "left")
+        session.slots.clear()
+        driver.review.refresh_all()
+        await driver.pilot.pause()
+        for side in ("left", "right"):
+            assert status(driver, side).startswith("limit · ")
+        assert "+ longer" not in driver.inside("keys")
 
 
 # ── the floor ────────────────────────────────────────────────────────────────────────────────
