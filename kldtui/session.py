@@ -66,6 +66,7 @@ class Session(Figures):
     """How many tokens a branch gets at a time."""
     self_runs: dict[Position, SelfRuns] = field(default_factory=dict)
     """What the reference said against itself, at the roots where it was asked."""
+    _hint: tuple[tuple[object, ...], Hint | None] = ((), None)
 
     def close(self) -> None:
         """Save where the cursor stood, and close the files. Raises LabelFileError."""
@@ -305,7 +306,11 @@ class Session(Figures):
         branch = self.recall(position, quant).get("Q·q")
         if branch is None or branch.stop is None:
             return None
-        return guess(self.text_before(branch), branch.text, complete=branch.complete)
+        stands = (branch.id, len(branch.tokens), branch.stop, self.vocab)
+        if self._hint[0] != stands:  # a long branch is read through once, not at each key
+            found = guess(self.text_before(branch), branch.text, complete=branch.complete)
+            self._hint = (stands, found)
+        return self._hint[1]
 
     def text_before(self, branch: Branch) -> str:
         """The prefix and start token as text: a tool call may have opened there."""

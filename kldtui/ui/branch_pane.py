@@ -18,7 +18,7 @@ from kldtui.session import Session
 from kldtui.ui import marks
 from kldtui.ui.messages import PartMoved
 from kldtui.ui.text import wrap_words
-from kldtui.ui.token_pane import Cells, TokenPane
+from kldtui.ui.token_pane import Cells, Styles, TokenPane
 from kldtui.vocab import display_run
 
 CONTEXT_TOKENS = 48
@@ -39,6 +39,8 @@ class BranchPane(TokenPane):
         self.side = side
         self.branch: Branch | None = None
         self._offset = 0
+        self._shown: tuple[object, ...] = ()
+        """What is laid out: of the same nothing is laid out again, long branches being slow."""
         self._said: tuple[str, str] | None = None
         self._lines: list[str] = []
 
@@ -56,24 +58,37 @@ class BranchPane(TokenPane):
         """
         same = self.branch is branch
         self.branch = branch
+        self.head(title, status)
+        start = min(len(branch.prefix_ids), CONTEXT_TOKENS)
+        follows = not same or not self.has_focus
+        shown = (branch.id, len(branch.tokens), meeting, frozenset(forks), self._session.vocab)
+        if not same or shown != self._shown:
+            self._shown = shown
+            self._lay(branch, meeting, forks, same)
+        if follows:
+            self._follow(start)
+
+    def _lay(
+        self, branch: Branch, meeting: Meeting | None, forks: Collection[int], same: bool
+    ) -> None:
         prefix = branch.prefix_ids[-CONTEXT_TOKENS:]
         ids = [*prefix, branch.start_id, *branch.ids]
         displays = display_run(self._session.vocab, ids)
         start = len(prefix)
         self._offset = start + 1
         start_style = _START_STYLES[branch.arm.start]
-        styles: list[Style] = [marks.DIM] * start
-        styles.append(start_style + Style(underline=True))
-        styles += [self._style(k, meeting) for k in range(len(branch.ids))]
+        own = start_style + Style(underline=True)
+
+        def style(token: int) -> Style:
+            if token <= start:
+                return marks.DIM if token < start else own
+            return self._style(token - start - 1, meeting)
+
         edges = {self._offset + k: (marks.FORK, marks.TITLE) for k in forks}
         edges |= {start: ("▐", start_style), start + 1: ("▌", start_style)}
         symbols = {k: mark for k, mark in edges.items() if k < len(ids)}
         at = self.at if same and self.at is not None and self.at >= start else start
-        self.head(title, status)
-        follows = not same or not self.has_focus
-        self.show(Cells(displays, styles, symbols), at)
-        if follows:
-            self._follow(start)
+        self.show(Cells(displays, Styles(len(ids), style), symbols), at)
 
     def _follow(self, start: int) -> None:
         """While a branch grows unwatched, keep its end in sight, but its start if all fits."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 from typing import Literal
 
+from textual.cache import LRUCache
 from textual.reactive import reactive
 from textual.screen import Screen
 
-from kldtui.branching import Branch, Place
+from kldtui.branching import Branch, Meeting, Place
 from kldtui.config import Config
 from kldtui.errors import KldtuiError
 from kldtui.facts import RootFacts
@@ -27,6 +28,7 @@ from kldtui.ui.messages import BranchesChanged, DetailLeft, PartMoved
 from kldtui.ui.pairs import Pair, View, other_pairs, root_pairs
 
 SIDES = ("left", "right")
+_MEETINGS = 16
 _SHARE_DRAWING = 3.0
 """Drawing a growing branch takes at most one part in so many of the time."""
 
@@ -45,6 +47,7 @@ class PairScreen(Screen[None]):
         self._chosen: Pair | None = None
         self._part: tuple[str, int | None] = ("left", None)
         self._warned = 0
+        self._meetings: LRUCache[tuple[object, ...], Meeting | None] = LRUCache(_MEETINGS)
         self._drawn_until = 0.0
         self._draw_due = False
 
@@ -155,7 +158,7 @@ class PairScreen(Screen[None]):
         for branch in held:
             if branch.parent is not None:
                 forks.setdefault(branch.parent.branch, set()).add(branch.parent.offset)
-        meeting = branch_words.meeting_of(branches["left"], branches["right"])
+        meeting = self._meeting(branches["left"], branches["right"])
         pairs, pair = self.pairs, self.pair
         which = ""
         if len(pairs) > 1 and pair in pairs and any(branches.values()):
@@ -171,6 +174,14 @@ class PairScreen(Screen[None]):
                 self.pane(side).show_branch(shown, meeting, title, status, inside)
             else:
                 self.pane(side).show_words(*branch_words.no_branch_words(self.session, arm, place))
+
+    def _meeting(self, left: Branch | None, right: Branch | None) -> Meeting | None:
+        """Where the pair parts and meets, compared anew only where one of the two has changed."""
+        pair = (left, right)
+        stands = tuple((b.id, len(b.tokens), b.stop) for b in pair if b is not None)
+        if stands not in self._meetings:
+            self._meetings[stands] = branch_words.meeting_of(left, right)
+        return self._meetings[stands]
 
     def _warn_of_files(self) -> None:
         """What is wrong with files of branches, once each."""

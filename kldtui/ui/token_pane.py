@@ -6,7 +6,9 @@ Must not know: recordings, engines, or what a token means.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from rich.cells import cell_len, set_cell_size
@@ -26,6 +28,19 @@ from kldtui.vocab import Display
 from kldtui.vocab.glyphs import NEWLINE
 
 
+class Styles(Sequence[Style]):
+    """As many styles, each made when it is drawn."""
+
+    def __init__(self, n: int, style: Callable[[int], Style]) -> None:
+        self._n, self._style = n, style
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, token: Any) -> Any:
+        return self._style(token)
+
+
 @dataclass(slots=True)
 class Cells:
     """What a pane shows: a display and style per token, and a mark before those that have one.
@@ -34,7 +49,7 @@ class Cells:
     """
 
     displays: list[Display] = field(default_factory=list)
-    styles: list[Style] = field(default_factory=list)
+    styles: Sequence[Style] = ()
     marks: dict[int, tuple[str, Style]] = field(default_factory=dict)
 
 
@@ -64,24 +79,24 @@ class TokenPane(BaseStyled, ScrollView, can_focus=True, inherit_bindings=False):
     def relayout(self) -> None:
         """Wrap anew after tokens, marks or the pane's width changed."""
         width = max(1, self.scrollable_content_region.width)
-        marked = self.cells.marks
-        widths = np.fromiter(
-            (min(d.width + (i in marked), width) for i, d in enumerate(self.cells.displays)),
-            np.int64,
-            len(self.cells.displays),
+        displays = self.cells.displays
+        # Displays are few, and each stands for many tokens: what they measure is asked once.
+        kinds, first, which = np.unique(
+            np.fromiter(map(id, displays), np.int64, len(displays)),
+            return_index=True,
+            return_inverse=True,
         )
-        breaks = np.fromiter(
-            (d.newline for d in self.cells.displays), bool, len(self.cells.displays)
-        )
-        openers = np.fromiter(
-            (d.text.startswith(" ") for d in self.cells.displays), bool, len(self.cells.displays)
-        )
+        few, n = [displays[i] for i in first.tolist()], kinds.size
+        widths = np.fromiter((d.width for d in few), np.int64, n)[which]
+        marked = [token for token in self.cells.marks if 0 <= token < len(displays)]
+        widths[marked] += 1
+        widths = np.minimum(widths, width)
+        breaks = np.fromiter((d.newline for d in few), bool, n)[which]
+        openers = np.fromiter((d.text.startswith(" ") for d in few), bool, n)[which]
         openers[1:] |= breaks[:-1]
-        tails = np.fromiter(
-            (cell_len(tail(d)) if d.newline else 0 for d in self.cells.displays),
-            np.int64,
-            len(self.cells.displays),
-        )
+        tails = np.fromiter((cell_len(tail(d)) if d.newline else 0 for d in few), np.int64, n)[
+            which
+        ]
         self.wrapped = Wrapped(widths, breaks, width, openers, tails)
         self.virtual_size = Size(width, self.wrapped.lines)
         self._strips.clear()

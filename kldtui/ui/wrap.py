@@ -6,6 +6,8 @@ Must not know: text, styles, Textual.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,23 +36,24 @@ class Wrapped:
         self._tails = np.minimum(self._tails, self.width - 1)
         self._breaks = breaks
         self.ends = np.cumsum(widths - self._tails, dtype=np.int64)
-        forced = np.flatnonzero(breaks) + 1
-        words = None if openers is None else np.flatnonzero(openers)
+        # Of lists single numbers are read some times faster than of arrays.
+        ends: list[int] = self.ends.tolist()
+        forced: list[int] = (np.flatnonzero(breaks) + 1).tolist()
+        words: list[int] = [] if openers is None else np.flatnonzero(openers).tolist()
         starts = [0] if self.n else []
-        at, next_forced = 0, 0
+        at, next_forced, before = 0, 0, 0
         while at < self.n:
             room = self.width - self._indent_at(at)
-            stop = int(np.searchsorted(self.ends, self._before(at) + room, side="right"))
-            stop = max(stop, at + 1)
-            if words is not None and stop < self.n:
-                word = int(np.searchsorted(words, stop, side="right")) - 1
+            stop = max(bisect_right(ends, before + room, at), at + 1)
+            if words and stop < self.n:
+                word = bisect_right(words, stop) - 1
                 if word >= 0 and words[word] > at:
-                    stop = int(words[word])
-            while next_forced < forced.size and forced[next_forced] <= at:
+                    stop = words[word]
+            while next_forced < len(forced) and forced[next_forced] <= at:
                 next_forced += 1
-            if next_forced < forced.size:
-                stop = min(stop, int(forced[next_forced]))
-            at = stop
+            if next_forced < len(forced):
+                stop = min(stop, forced[next_forced])
+            at, before = stop, ends[stop - 1]
             if at < self.n or (self._tails[at - 1] and self._breaks[at - 1]):
                 starts.append(at)
         self.starts = np.array(starts, np.int64)
