@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import json
 import math
+import sys
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -426,13 +428,35 @@ def test_a_short_common_end_counts_where_both_have_ended() -> None:
     assert meeting(a, b) == Meeting(1, None, None, 0)
 
 
+class Watched(list[int]):
+    """Counts how many ids are looked at."""
+
+    looked = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        Watched.looked += len(found) if isinstance(at, slice) else 1
+        return found
+
+
+def test_long_branches_are_compared_as_far_as_they_meet() -> None:
+    """As they are drawn while they grow, this is done over and over."""
+    Watched.looked = 0
+    a = Watched([1, *TAIL[:8], *range(1_000, 50_000)])
+    b = Watched([2, 3, *TAIL[:8], *range(100_000, 150_000)])
+    assert divergence(a, b) == Meeting(0, 1, 2, 8)
+    assert Watched.looked < 10_000
+
+
 IDS = st.lists(st.integers(0, 3), max_size=30)
 
 
 @settings(deadline=None, max_examples=150)
-@given(IDS, IDS, st.booleans())
-def test_meetings_are_what_they_claim(a: list[int], b: list[int], ended: bool) -> None:
-    found = divergence(a, b, ended=ended)
+@given(IDS, IDS, st.booleans(), st.sampled_from([1, 5, 256]))
+def test_meetings_are_what_they_claim(a: list[int], b: list[int], ended: bool, reach: int) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys.modules["kldtui.branching.meeting"], "_REACH", reach)
+        found = divergence(a, b, ended=ended)
     if found.parts_at is None:
         assert a == b
         return
@@ -447,11 +471,11 @@ def test_meetings_are_what_they_claim(a: list[int], b: list[int], ended: bool) -
     assert k >= 4 or (ended and i + k == len(a) and j + k == len(b))
     best = min(
         (
-            x + y
+            (x + y, abs(x - y))
             for x in range(found.parts_at, len(a) - 3)
             for y in range(found.parts_at, len(b) - 3)
             if a[x : x + 4] == b[y : y + 4]
         ),
-        default=i + j,
+        default=(i + j, abs(i - j)),
     )
-    assert i + j == best
+    assert (i + j, abs(i - j)) == best
