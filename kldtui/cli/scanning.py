@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import click
 
 from kldtui.cli.progress import show
-from kldtui.index import Index, index_folder, keeper
+from kldtui.index import Index, Progress, index_folder, keeper
 from kldtui.index.cache import MAX_BYTES, MAX_DAYS, Saved, prune, saved_tables
 from kldtui.index.scanfile import ScanFile, merge_scans, write_scan
 from kldtui.labels.identity import identity_of
@@ -64,7 +65,7 @@ def _chunks(
     "--workers",
     type=click.IntRange(1, 64),
     metavar="N",
-    help="Threads that scan. Default: one a core, at most 8.",
+    help="Processes that scan (threads, for small files). Default: one a core, at most 8.",
 )
 @click.option(
     "--dask", metavar="SCHEDULER", help="Scan on a dask cluster, such as tcp://host:8786."
@@ -109,7 +110,7 @@ def scan(
                 show(lambda _: scan_on_cluster(dask, index, ref.path, paths, chunks), log=True)
             else:
                 count = workers or min(8, os.cpu_count() or 1)
-                show(lambda stop: index.scan(stop, workers=count, chunks=chunks), log=True)
+                show(lambda stop: _scan(index, stop, count, chunks), log=True)
             if output is not None:
                 known = [identity_of(ref), *(identity_of(r, name) for name, r in named)]
                 write_scan(
@@ -124,6 +125,14 @@ def scan(
                 _say_written(output, ScanFile.open(output))
         finally:
             index.close()
+
+
+def _scan(
+    index: Index, stop: threading.Event, count: int, chunks: tuple[int, int] | None
+) -> Iterator[Progress]:
+    crew = index.crew(count) if count > 1 else None
+    with crew or nullcontext():
+        yield from index.scan(stop, workers=count, chunks=chunks, crew=crew)
 
 
 @contextmanager

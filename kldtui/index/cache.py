@@ -86,7 +86,7 @@ class Keeper:
     """Gives an index its tables, from `folder` where the recordings can be told apart."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
 
     def table(self, recordings: Sequence[Recording], dtype: np.dtype[Any], n: int) -> Table:
         """The table of a reference, or of a reference and a quant; in memory if need be."""
@@ -98,7 +98,7 @@ class Keeper:
 
     def tidy(self) -> None:
         """Prune the folder by its usual limits."""
-        prune(self._folder)
+        prune(self.folder)
 
     def _place(self, recordings: Sequence[Recording]) -> tuple[Path, dict[str, Any]] | None:
         identities = [identity_of(recording) for recording in recordings]
@@ -108,7 +108,7 @@ class Keeper:
         names = [str(recording.path.absolute()) for recording in recordings]
         # The head has room for so much; names serve people alone.
         about = {"names": [name[-2000:] for name in names], "identities": known}
-        return self._folder / f"{file_key(known)}{_SUFFIX}", about
+        return self.folder / f"{file_key(known)}{_SUFFIX}", about
 
 
 # -- the folder -----------------------------------------------------------------------------------

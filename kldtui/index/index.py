@@ -19,10 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kldtui.analysis import PAIR_DTYPE, REF_DTYPE, Kernels, NumpyKernels, State, load_fast
+from kldtui.errors import RecordingChanged
 from kldtui.index.absent import NOT_HERE
 from kldtui.index.cache import Keeper, compiled_folder
+from kldtui.index.crew import Crew
 from kldtui.index.layout import Layout
 from kldtui.index.passes import Worker, half_read, unread
+from kldtui.index.saved import SavedTable
 from kldtui.index.streams import StreamCheck
 from kldtui.index.sweep import Sweep, sweep_or_worker
 from kldtui.index.table import Table
@@ -35,6 +38,8 @@ STAGES: tuple[Stage, ...] = ("roots", "rest")
 
 _BLOCK_BYTES = 4 << 20
 """Bytes of one recording in a span."""
+_CREW_BYTES = 2 << 30
+"""Of less, processes would take as long to start as to read it."""
 _YIELD_SECONDS = 0.15
 _POLL_SECONDS = 1.0
 _SAVE_SECONDS = 5.0
@@ -204,12 +209,13 @@ class Index:
         chunks: tuple[int, int] | None = None,
         compiled: bool = True,
         follow: bool = False,
+        crew: Crew | None = None,
     ) -> Iterator[Progress]:
         """Fill what is pending: roots everywhere, then the rest; stops soon once `cancel` is set.
 
         workers: threads. chunks: only chunks `a` up to, not including, `b`. compiled: use
         compiled kernels where they are installed. follow: where a recording is still being
-        written, wait for more instead of ending.
+        written, wait for more instead of ending. crew: of this index; does what threads would.
         Raises RecordingChanged if a file is cut meanwhile, StreamMismatch where the streams turn
         out to differ, DamagedRecording; what was filled stays.
         """
@@ -221,7 +227,8 @@ class Index:
                 mine = [k for k in self._all if self.pairs[k].own()]
                 if mine or not self.pairs:
                     for stage in stages:
-                        yield from self._pass(stage, mine, cancel, workers, chunks, compiled)
+                        fillers = self._fillers(stage, mine, workers, compiled, crew)
+                        yield from self._pass(stage, mine, cancel, chunks, fillers)
                 others = [k for k in self._all if k not in mine]
                 waiting = self._of_others(others, stages, chunks)
                 if waiting is not None:
@@ -281,20 +288,16 @@ class Index:
         stage: Stage,
         numbers: Sequence[int],
         cancel: threading.Event | None,
-        workers: int,
         chunks: tuple[int, int] | None,
-        compiled: bool,
+        fillers: Iterator[Filler],
     ) -> Iterator[Progress]:
         first, last = self._bounds(chunks)
         if self._spans(stage, numbers, first, last).next() is None:
             return
         spans = self._spans(stage, numbers, first, last)
-        fillers = [self._filler(stage, numbers, compiled) for _ in range(max(1, workers))]
-        width = 2 * self._recording.shape.n_vocab
-        read = [self._recording, *(self._quants[k] for k in numbers)]
-        row_bytes = width * sum(recording.full for recording in read)
+        row_bytes = self._row_bytes(numbers)
         began = saved = time.monotonic()
-        for filled, low, high in fill(spans, fillers, cancel, _YIELD_SECONDS):
+        for filled, low, high in fill(spans, list(fillers), cancel, _YIELD_SECONDS):
             now = time.monotonic()
             rate = filled / (now - began) if now > began else 0.0
             left = (last - spans.at) / rate if rate else None
@@ -304,6 +307,50 @@ class Index:
                 for table in self._tables:
                     table.save()
                     table.release()
+
+    def crew(
+        self, count: int, *, compiled: bool = True, least_bytes: int = _CREW_BYTES
+    ) -> Crew | None:
+        """Processes to scan with; close them.
+
+        None where they cannot help: tables are in memory alone, rows are not all laid out alike,
+        or less than `least_bytes` is pending. Raises KldtuiError where they cannot be had.
+        """
+        recordings = [self._recording, *self._quants]
+        evens = [as_even(recording) for recording in recordings]
+        tables = [table.path for table in self._tables if isinstance(table, SavedTable)]
+        if self._keeper is None or len(tables) < len(self._tables):
+            return None
+        if not all(even is not None and even.reader(1) is not None for even in evens):
+            return None
+        left = max(self._left(stage, self._all, 0, self.layout.n) for stage in STAGES)
+        if left * self._row_bytes(self._all) < least_bytes:
+            return None
+        paths = [recording.path for recording in recordings]
+        crew = Crew(count, paths[0], paths[1:], self._keeper.folder, compiled=compiled)
+        if any(found != [str(path) for path in tables] for found in crew.tables):
+            crew.close()
+            raise RecordingChanged(f"{paths[0]}: has changed since it was opened; open it again")
+        return crew
+
+    def _row_bytes(self, numbers: Sequence[int]) -> int:
+        """What a position's codes take in the recordings that hold whole rows."""
+        read = [self._recording, *(self._quants[k] for k in numbers)]
+        return 2 * self._recording.shape.n_vocab * sum(recording.full for recording in read)
+
+    def _fillers(
+        self,
+        stage: Stage,
+        numbers: Sequence[int],
+        workers: int,
+        compiled: bool,
+        crew: Crew | None,
+    ) -> Iterator[Filler]:
+        if crew is not None and not self._grown:
+            yield from crew.fillers(stage, numbers)
+            return
+        for _ in range(max(1, workers)):
+            yield self._filler(stage, numbers, compiled)
 
     def _filler(self, stage: Stage, numbers: Sequence[int], compiled: bool) -> Filler:
         kernels = load_fast(compiled_folder()) if compiled and self._recording.full else None

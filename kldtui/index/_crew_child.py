@@ -1,0 +1,58 @@
+"""One process of a crew (see crew.py): opens the recordings, maps the tables, fills spans.
+
+Knows: what the crew says, and the passes.
+Must not know: which spans there are, who else fills, screens.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from kldtui.analysis import NumpyKernels, load_fast
+from kldtui.errors import KldtuiError
+from kldtui.index.cache import Keeper, compiled_folder
+from kldtui.index.index import Index
+from kldtui.index.saved import SavedTable
+from kldtui.index.sweep import sweep_or_worker
+from kldtui.recordings import open_recording
+
+
+def main() -> None:
+    """Serve standard input until it ends: with the program that started the crew, if not before."""
+    lines = (json.loads(line) for line in sys.stdin)
+    try:
+        _serve(lines)
+    except KldtuiError as error:
+        _say({"error": type(error).__name__, "words": str(error)})
+    except Exception as error:
+        _say({"error": "", "words": f"a process of the scan failed: {error!r}"})
+
+
+def _serve(lines: Iterator[Any]) -> None:
+    opening = next(lines, None)
+    if opening is None:
+        return
+    ref, *quants = [open_recording(Path(path)) for path in opening["recordings"]]
+    index = Index(ref, quants, Keeper(Path(opening["folder"])))
+    tables = [index.ref, *index.pairs]
+    kernels = load_fast(compiled_folder()) if opening["compiled"] else None
+    worker = sweep_or_worker(index, ref, quants, kernels or NumpyKernels())
+    stages: dict[str, Callable[..., None]] = {"roots": worker.first, "rest": worker.second}
+    _say({"tables": [str(table.path) for table in tables if isinstance(table, SavedTable)]})
+    for stage, first, last, numbers in lines:
+        stages[stage](first, last, numbers)
+        index.release()
+        _say({})
+
+
+def _say(answer: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

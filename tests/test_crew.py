@@ -1,0 +1,93 @@
+"""Processes that fill an index together: the same columns, whatever becomes of one of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kldtui.errors import KldtuiError, RecordingChanged
+from kldtui.index import Index, Keeper
+from kldtui.index import index as index_module
+from kldtui.index.crew import Crew
+from kldtui.recordings import Recording
+from tests.builders_index import kept_index, mixed_pair, plain_pair, same, scan_all
+
+
+def hire(recordings: list[Recording], folder: Path, count: int = 2) -> tuple[Index, Crew]:
+    index = Index(recordings[0], recordings[1:], Keeper(folder))
+    crew = index.crew(count, compiled=False, least_bytes=0)
+    assert crew is not None
+    return index, crew
+
+
+def test_a_crew_fills_what_one_process_fills(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_module, "_BLOCK_BYTES", 300)
+    recordings = mixed_pair(tmp_path, n_chunk=12)
+    index, crew = hire(recordings, tmp_path / "crew")
+    with crew:
+        scan_all(index, crew=crew)
+    assert index.complete
+    alone = kept_index(recordings, tmp_path / "alone")
+    for one, two in zip([index.ref, *index.pairs], [alone.ref, *alone.pairs], strict=True):
+        assert same(one, two)
+    index.close()
+    again = Index(recordings[0], recordings[1:], Keeper(tmp_path / "crew"))
+    assert again.complete, "what a crew filled is kept"
+    for table in (again.ref, *again.pairs):
+        table.verify()
+    assert again.complete, "and its checksums hold"
+
+
+def test_a_process_that_is_killed_ends_the_scan_and_the_next_goes_on(tmp_path: Path) -> None:
+    recordings = plain_pair(tmp_path)
+    index, crew = hire(recordings, tmp_path / "kept", count=1)
+    with crew:
+        scan_all(index, crew=crew, stages=["roots"])
+        os.kill(crew._children[0].pid, signal.SIGKILL)
+        with pytest.raises(KldtuiError, match="scan again"):
+            scan_all(index, crew=crew)
+    assert index.roots_complete
+    assert scan_all(index, compiled=False).complete
+
+
+def test_a_file_cut_under_a_crew_is_named(tmp_path: Path) -> None:
+    recordings = plain_pair(tmp_path)
+    index, crew = hire(recordings, tmp_path / "kept")
+    with crew:
+        os.truncate(tmp_path / "quant.kld", 2000)
+        with pytest.raises(RecordingChanged, match=r"quant\.kld"):
+            scan_all(index, crew=crew)
+
+
+def test_a_file_replaced_before_the_crew_opens_it_is_named(tmp_path: Path) -> None:
+    recordings = plain_pair(tmp_path)
+    index = Index(recordings[0], recordings[1:], Keeper(tmp_path / "kept"))
+    (tmp_path / "other").mkdir()
+    plain_pair(tmp_path / "other", n_chunk=5)
+    (tmp_path / "other" / "quant.kld").rename(tmp_path / "quant.kld")
+    with pytest.raises(RecordingChanged, match="open it again"):
+        index.crew(1, compiled=False, least_bytes=0)
+
+
+def test_where_processes_cannot_help_there_is_no_crew(tmp_path: Path) -> None:
+    recordings = plain_pair(tmp_path)
+    assert Index(recordings[0], recordings[1:]).crew(2, least_bytes=0) is None, "in memory alone"
+    kept = Index(recordings[0], recordings[1:], Keeper(tmp_path / "kept"))
+    assert kept.crew(2) is None, "little to read"
+    scan_all(kept, compiled=False)
+    assert kept.crew(2, least_bytes=1) is None, "nothing to read"
+
+
+def test_closing_a_crew_ends_its_processes(tmp_path: Path) -> None:
+    _, crew = hire(plain_pair(tmp_path), tmp_path / "kept")
+    children = list(crew._children)
+    crew.close()
+    assert all(child.poll() is not None for child in children)
+    crew.close()
+    assert np.all([child.returncode == 0 for child in children])
