@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import os
 import struct
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bench.data import Pair, folder, tiled
 from bench.measure import Result, in_turn
-from kldtui.index import Index, Stage
+from kldtui.index import Index, Keeper, Stage
 from kldtui.recordings import open_recording
 
 MEGABYTES = 150
@@ -34,7 +36,7 @@ def yardstick(pair: Pair) -> np.ndarray:
     )
 
 
-def plain(pair: Pair, rows: int) -> float:
+def plain(pair: Pair, rows: int) -> tuple[float, int]:
     """What anybody would write: each row read, decoded whole, masked, exponentiated and summed."""
     total, flips = 0.0, 0
     with pair.ref.open("rb") as ref, pair.quant.open("rb") as quant:
@@ -51,65 +53,97 @@ def plain(pair: Pair, rows: int) -> float:
             counted = p > -16
             total += float((np.exp(p[counted]) * (p[counted] - q[counted])).sum())
             flips += int(p.argmax() != q.argmax())
-    return total
+    return total, flips
 
 
 class Passes:
     """An index over a pair, and each of its passes as something to time."""
 
-    def __init__(self, pair: Pair, *, compiled: bool = False, workers: int = 1) -> None:
+    def __init__(self, pair: Pair, *, compiled: bool = False) -> None:
         self._ref, self._quant = open_recording(pair.ref), open_recording(pair.quant)
-        self._options: dict[str, Any] = {"compiled": compiled, "workers": workers}
-        self.index = Index(self._ref, [self._quant])
+        self._keeper: Keeper | None = None
+        self._options: dict[str, Any] = {"compiled": compiled}
+        self._open()
 
-    def roots(self) -> None:
+    def _open(self) -> None:
+        self.index = Index(self._ref, [self._quant], self._keeper)
+
+    def roots(self) -> float:
         for table in (self.index.ref, self.index.pairs[0]):
             table["state"] = 0
-        self._run("roots")
+        return self._run("roots")
 
-    def rest(self) -> None:
+    def rest(self) -> float:
         self.index.pairs[0]["rest"] = self.index.ref["rest"] = 0
-        self._run("rest")
+        return self._run("rest")
 
-    def _run(self, stage: Stage) -> None:
+    def _run(self, stage: Stage) -> float:
+        """Seconds until the last row is filled; that it is saved then takes the disk's time."""
+        began = done = time.perf_counter()
         for _ in self.index.scan(stages=[stage], **self._options):
-            pass
+            done = time.perf_counter()
+        return done - began
+
+
+class KeptPasses(Passes):
+    """The same over tables in files, by this process or by a crew of two that waits for work."""
+
+    def __init__(self, pair: Pair, where: Path, *, compiled: bool, crew: bool) -> None:
+        super().__init__(pair, compiled=compiled)
+        self._keeper = Keeper(where / f"kept-{compiled}-{crew}")
+        self._open()
+        if crew:
+            self._options["crew"] = self.index.crew(2, compiled=compiled, least_bytes=0)
+
+    def close(self) -> None:
+        if "crew" in self._options:
+            self._options["crew"].close()
+        self.index.close()
 
 
 def results() -> Iterator[Result]:
     with folder() as where:
         pair = tiled(where, MEGABYTES)
         os.sync()
-        words = yardstick(pair)
-        some = pair.positions // 4
-        plain_numpy, compiled = Passes(pair), Passes(pair, compiled=True)
-        both = Passes(pair, workers=2), Passes(pair, compiled=True, workers=2)
-        times = in_turn(
-            words.sum,
-            plain_numpy.roots,
-            plain_numpy.rest,
-            lambda: plain(pair, some),
-            compiled.roots,
-            compiled.rest,
-            *(act for passes in both for act in (passes.roots, passes.rest)),
-            repeats=REPEATS,
-        )
-        speed = words.nbytes / times[0] / 1e9
-        slow = 2 * some * pair.record_bytes / times[3] / 1e9
-        rate = {
-            name: pair.bytes / times[i] / 1e9
-            for name, i in (
-                ("roots", 1), ("kld", 2), ("roots-fast", 4), ("kld-fast", 5),
-                ("roots-2", 6), ("kld-2", 7), ("roots-fast-2", 8), ("kld-fast-2", 9),
-            )
-        }  # fmt: skip
-        sums, naive = "numpy sums the same bytes in memory", "the plain reader"
-        yield Result("roots", "root pass, numpy", rate["roots"], sums, speed, "GB/s", 0.3)
-        yield Result("kld", "KLD pass, numpy", rate["kld"], sums, speed, "GB/s", 0.1)
-        yield Result("kld-plain", "KLD pass, numpy", rate["kld"], naive, slow, "GB/s", 2.5)
-        yield Result("roots-fast", "root pass, numba", rate["roots-fast"], sums, speed, "GB/s", 0.3)
-        yield Result("kld-fast", "KLD pass, numba", rate["kld-fast"], sums, speed, "GB/s", 0.3)
-        for name in ("roots", "kld", "roots-fast", "kld-fast"):
-            what = f"{name}, two workers"
-            one, two = rate[name], rate[f"{name}-2"]
-            yield Result(f"{name}-2", what, two, "one worker", one, "GB/s", 1.6)
+        yield from _one_worker(pair)
+        yield from _two_workers(pair, where)
+
+
+def _one_worker(pair: Pair) -> Iterator[Result]:
+    words = yardstick(pair)
+    some = pair.positions // 4
+    plain_numpy, compiled = Passes(pair), Passes(pair, compiled=True)
+    times = in_turn(
+        words.sum,
+        plain_numpy.roots,
+        plain_numpy.rest,
+        lambda: plain(pair, some),
+        compiled.roots,
+        compiled.rest,
+        repeats=REPEATS,
+    )
+    speed = words.nbytes / times[0] / 1e9
+    slow = 2 * some * pair.record_bytes / times[3] / 1e9
+    roots, kld, roots_fast, kld_fast = (pair.bytes / times[i] / 1e9 for i in (1, 2, 4, 5))
+    sums, naive = "numpy sums the same bytes in memory", "the plain reader"
+    yield Result("roots", "root pass, numpy", roots, sums, speed, "GB/s", 0.3)
+    yield Result("kld", "KLD pass, numpy", kld, sums, speed, "GB/s", 0.1)
+    yield Result("kld-plain", "KLD pass, numpy", kld, naive, slow, "GB/s", 2.5)
+    yield Result("roots-fast", "root pass, numba", roots_fast, sums, speed, "GB/s", 0.3)
+    yield Result("kld-fast", "KLD pass, numba", kld_fast, sums, speed, "GB/s", 0.3)
+
+
+def _two_workers(pair: Pair, where: Path) -> Iterator[Result]:
+    for kind, compiled in (("numpy", False), ("numba", True)):
+        one = KeptPasses(pair, where, compiled=compiled, crew=False)
+        two = KeptPasses(pair, where, compiled=compiled, crew=True)
+        try:
+            times = in_turn(one.roots, one.rest, two.roots, two.rest, repeats=REPEATS)
+        finally:
+            one.close()
+            two.close()
+        rates = [pair.bytes / each / 1e9 for each in times]
+        for k, (name, what) in enumerate((("roots", "root pass"), ("kld", "KLD pass"))):
+            full = f"{name}-{'fast-' if compiled else ''}2"
+            words = f"{what}, {kind}, two workers"
+            yield Result(full, words, rates[2 + k], "one worker", rates[k], "GB/s", 1.6)
