@@ -8,42 +8,63 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from kldtui.errors import RecordingChanged
 from kldtui.position import Position
-from kldtui.recordings.base import Recording
+from kldtui.recordings.base import Recording, as_even
 
+_TOKENS_AT_ONCE = 1 << 18
 _ROWS = 16
 _BEST = 10
 _NAME_BYTES = 180
 
 
-def identity_of(recording: Recording, name: str | None = None) -> dict[str, Any]:
+class Identity(Mapping[str, Any]):
+    """An identity whose `tokens` are read when they are asked for: all else is at the start of the
+    file, but a long stream takes longer to read than a screen to open."""
+
+    def __init__(self, known: Mapping[str, Any], tokens: Callable[[], str | None]) -> None:
+        """known: all members, those of `tokens` as a placeholder."""
+        self._known, self._tokens = dict(known), tokens
+        self._asked = False
+
+    def __getitem__(self, name: str) -> Any:
+        if name == "tokens" and not self._asked:
+            self._known[name], self._asked = self._tokens(), True
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+def identity_of(recording: Recording, name: str | None = None) -> Mapping[str, Any]:
     """What tells this recording from others, as JSON.
 
     name, format, version, n_ctx, n_vocab, n_chunk; size: bytes of the file; tokens: SHA-256 over
     the three numbers and all tokens; start: the same over the first chunk alone; model: SHA-256
     over the best 10 ids of up to 16 (`rows`) first rows of chunk 0, since all recordings of one
     stream share their tokens. Ids alone, so that another way to round changes nothing.
-    A recording that is not here has it from where it was scanned. Raises RecordingChanged.
+    A recording that is not here has it from where it was scanned. Raises RecordingChanged; `tokens`
+    is None where the file turns out to have changed only when they are asked for.
     """
     known = getattr(recording, "label_identity", None)
     if known is not None:
         return {**known, "name": name if name is not None else known["name"]}
     shape = recording.shape
     head = np.array([shape.n_ctx, shape.n_vocab], "<i4").tobytes()
-    tokens = hashlib.sha256(head)
     start = hashlib.sha256(head)
-    for chunk in range(shape.n_chunk):
-        ids = recording.tokens(chunk).astype("<i4").tobytes()
-        tokens.update(ids)
-        if chunk == 0:
-            start.update(ids)
+    if shape.n_chunk:
+        start.update(recording.tokens(0).astype("<i4").tobytes())
     model = hashlib.sha256()
     rows = 0
     if shape.n_chunk:
@@ -56,7 +77,7 @@ def identity_of(recording: Recording, name: str | None = None) -> dict[str, Any]
         size = recording.path.stat().st_size
     except OSError:
         size = None
-    return {
+    known = {
         "name": name if name is not None else recording.path.name,
         "file": recording.path.name,
         "format": recording.format,
@@ -65,11 +86,29 @@ def identity_of(recording: Recording, name: str | None = None) -> dict[str, Any]
         "n_vocab": shape.n_vocab,
         "n_chunk": shape.n_chunk,
         "size": size,
-        "tokens": f"sha256:{tokens.hexdigest()}",
+        "tokens": None,
         "start": f"sha256:{start.hexdigest()}",
         "model": f"sha256:{model.hexdigest()}",
         "rows": rows,
     }
+    return Identity(known, partial(_hash_of_tokens, recording, head))
+
+
+def _hash_of_tokens(recording: Recording, head: bytes) -> str | None:
+    even, shape = as_even(recording), recording.shape
+    found = hashlib.sha256(head)
+    try:
+        if even is None:
+            for chunk in range(shape.n_chunk):
+                found.update(recording.tokens(chunk).astype("<i4").tobytes())
+        else:
+            total = shape.n_chunk * shape.n_ctx
+            for start in range(0, total, _TOKENS_AT_ONCE):
+                ids = even.flat_tokens(start, min(_TOKENS_AT_ONCE, total - start))
+                found.update(ids.astype("<i4").tobytes())
+    except RecordingChanged:
+        return None  # what was judged is kept all the same
+    return f"sha256:{found.hexdigest()}"
 
 
 def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
@@ -82,7 +121,8 @@ def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None
             return f"{name} is {ours.get(name)} here and {theirs.get(name)} there"
     if not ours.get("n_chunk") or not theirs.get("n_chunk"):
         return None
-    which = "tokens" if ours.get("n_chunk") == theirs.get("n_chunk") else "start"
+    alike = ours.get("n_chunk") == theirs.get("n_chunk")
+    which = "tokens" if alike and ours.get("tokens") and theirs.get("tokens") else "start"
     if ours.get(which) != theirs.get(which):
         return "its tokens are others"
     same_rows = ours.get("rows") == theirs.get("rows") != 0
