@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from kldtui.errors import KldtuiError
 from kldtui.index import Index
 from kldtui.labels import BY_KEY
-from kldtui.roots import RootQuery, Thresholds, cost, flips_at, is_root, select
+from kldtui.roots import RootQuery, Thresholds, cost, is_root, klds_at, parts, select
 
 Order = Literal["position", "cost", "kld", "margin", "queue"]
 ListKind = Literal["roots", "ties", "moved", "invalid"]
@@ -33,7 +33,6 @@ HELP = (
 
 _COMPARISON = re.compile(r"\b(cost|kld)\s*>=?\s*(\S+)", re.IGNORECASE)
 
-_AT_ONCE = 1 << 17
 _COMPARED = re.compile(r"(cost|kld|margin)[<>=]")
 
 
@@ -161,7 +160,7 @@ def list_roots(
     if wanted.min_kld is not None:
         most = np.full(found.size, -np.inf, np.float32)
         for k in chosen:
-            most = np.fmax(most, index.pairs[k]["kld"][found])
+            most = np.fmax(most, klds_at(index, k, found))
         found = found[most >= wanted.min_kld]
     if wanted.near_ties != "all" or order == "queue":
         costs = root_costs(index, found, chosen)
@@ -176,8 +175,7 @@ def list_roots(
         if wanted.near_ties != "all":
             found = found[near if wanted.near_ties == "near" else ~near]
     if wanted.label is not None or wanted.text:
-        kept = [i for i in found if _matches(index, int(i), wanted, chosen, lookups)]
-        found = np.array(kept, np.int64)
+        found = _matching(index, found, wanted, chosen, lookups)
     return found
 
 
@@ -186,20 +184,33 @@ def root_costs(
 ) -> NDArray[np.float32]:
     """The dearest root of each position among `quants`, nats, float32[k]; NaN where none flips."""
     out = np.full(found.size, np.nan, np.float32)
-    for start in range(0, found.size, _AT_ONCE):
-        part, values = found[start : start + _AT_ONCE], out[start : start + _AT_ONCE]
+    for part in parts(index, found):
+        at, values = found[part], out[part]
         for k in quants:
-            flips = is_root(index, k, part)
-            values[flips] = np.fmax(values[flips], cost(index, k, part[flips]))
-        if found.size > _AT_ONCE:
-            index.release()
+            flips = is_root(index, k, at)
+            values[flips] = np.fmax(values[flips], cost(index, k, at[flips]))
     return out
 
 
-def _matches(
-    index: Index, i: int, wanted: Filter, chosen: tuple[int, ...], lookups: Lookups
-) -> bool:
-    owners = [k for k in flips_at(index, i) if k in chosen] or list(chosen)
+def _matching(
+    index: Index,
+    found: NDArray[np.int64],
+    wanted: Filter,
+    chosen: tuple[int, ...],
+    lookups: Lookups,
+) -> NDArray[np.int64]:
+    kept = []
+    for part in parts(index, found):
+        at = found[part]
+        flips = np.array([is_root(index, k, at) for k in chosen]).reshape(-1, at.size)
+        for i, flip in zip(at.tolist(), flips.T.tolist(), strict=True):
+            owners = [k for k, here in zip(chosen, flip, strict=True) if here] or list(chosen)
+            if _matches(i, owners, wanted, lookups):
+                kept.append(i)
+    return np.array(kept, np.int64)
+
+
+def _matches(i: int, owners: Sequence[int], wanted: Filter, lookups: Lookups) -> bool:
     if wanted.text:
         needle = wanted.text.casefold()
         if not any(needle in lookups.text(i, k).casefold() for k in owners):

@@ -50,7 +50,7 @@ class RootQuery:
 Where = slice | NDArray[np.int64]
 """Which flat indices: a range, or one by one."""
 EVERYWHERE = slice(None)
-_AT_ONCE = 1 << 17
+_AT_ONCE = 1 << 15
 _BLOCK = 1 << 19
 """Positions that are looked at at once: of a long stream only so much is in memory."""
 
@@ -87,6 +87,30 @@ def blocks(index: Index) -> Iterator[slice]:
             index.release()
 
 
+def parts(index: Index, found: NDArray[np.int64]) -> Iterator[slice]:
+    """A list of flat indices in slices of it; otherwise as `blocks`."""
+    for start in range(0, found.size, _AT_ONCE):
+        yield slice(start, min(found.size, start + _AT_ONCE))
+        if found.size > _AT_ONCE:
+            index.release()
+
+
+def costs_at(index: Index, quant: int, found: NDArray[np.int64]) -> NDArray[np.float32]:
+    """The cost at each flat index of a list however long, nats, float32[k]."""
+    out = np.empty(found.size, np.float32)
+    for part in parts(index, found):
+        out[part] = cost(index, quant, found[part])
+    return out
+
+
+def klds_at(index: Index, quant: int, found: NDArray[np.int64]) -> NDArray[np.float32]:
+    """The KLD at each flat index of a list however long, nats, float32[k]."""
+    out = np.empty(found.size, np.float32)
+    for part in parts(index, found):
+        out[part] = index.pairs[quant]["kld"][found[part]]
+    return out
+
+
 def _found(index: Index, qualifies: Callable[[slice], NDArray[np.bool_]]) -> NDArray[np.int64]:
     parts = [np.flatnonzero(qualifies(where)) + where.start for where in blocks(index)]
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
@@ -97,13 +121,13 @@ def flips_at(index: Index, i: int) -> tuple[int, ...]:
     return tuple(
         number
         for number, pair in enumerate(index.pairs)
-        if pair["state"][i] == State.SCORED and pair["kind"][i] == Kind.ROOT
+        if pair.mark("state", i) == State.SCORED and pair.mark("kind", i) == Kind.ROOT
     )
 
 
 def moved_threshold(index: Index, quant: int) -> float:
     """The median KLD (nats) of the quant's roots; NaN if it has none."""
-    kld = index.pairs[quant]["kld"][roots_of(index, quant)]
+    kld = klds_at(index, quant, roots_of(index, quant))
     kld = kld[~np.isnan(kld)]
     return float(np.median(kld)) if kld.size else float("nan")
 
@@ -114,7 +138,7 @@ def near_tie_from_floor(index: Index, floor_quant: int) -> float:
     The null recording is the reference's model recorded again (other micro-batch): what flips
     there flips by arithmetic alone.
     """
-    costs = cost(index, floor_quant, roots_of(index, floor_quant))
+    costs = costs_at(index, floor_quant, roots_of(index, floor_quant))
     costs = costs[~np.isnan(costs)]
     if costs.size < FLOOR_ROOTS:
         return float("nan")
@@ -154,14 +178,12 @@ def select(
     if query.sort == "position":
         return found
     key = np.full(found.size, np.nan, np.float32)
-    for start in range(0, found.size, _AT_ONCE):
-        part, values = found[start : start + _AT_ONCE], key[start : start + _AT_ONCE]
+    for part in parts(index, found):
+        at, values = found[part], key[part]
         for quant in numbers:
-            here = qualifies(part, quant)
-            value = _sort_value(index, quant, query.sort, part[here])
+            here = qualifies(at, quant)
+            value = _sort_value(index, quant, query.sort, at[here])
             values[here] = np.fmax(values[here], value)
-        if found.size > _AT_ONCE:
-            index.release()
     return found[np.argsort(-key, kind="stable")]
 
 

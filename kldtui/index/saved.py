@@ -21,6 +21,7 @@ import json
 import mmap
 import os
 import tempfile
+import weakref
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -72,6 +73,8 @@ class SavedTable(Table):
             os.close(self._fd)
             raise
         super().__init__(dtype, arrays)
+        self._reads = os.dup(self._fd)  # open for as long as anybody may still look
+        weakref.finalize(self, os.close, self._reads)
         self._looks = 0
         with contextlib.suppress(OSError):
             os.utime(path)  # when it was last used
@@ -103,12 +106,33 @@ class SavedTable(Table):
         super().put(first, entries, names, where)
 
     def entries(self, key: Any, names: Sequence[str]) -> Any:
-        """As of any table; now and then the memory is given back, since one look at an entry may
-        map megabytes around each of its columns."""
+        """As of any table, but beside the map: one look at an entry through it may map megabytes
+        around each of its columns. Entries here and there give the memory back now and then."""
+        if isinstance(key, int | np.integer):
+            at = int(key) if key >= 0 else int(key) + len(self)
+            if not 0 <= at < len(self):
+                raise IndexError(f"entry {key} of {len(self)}")
+            return self._read(at, at + 1, names)[0]
+        if isinstance(key, slice):
+            first, last, step = key.indices(len(self))
+            if step == 1:
+                return self._read(first, max(first, last), names)
         self._looks += 1
         if self._looks % _LOOKS == 0:
             self.release()
         return super().entries(key, names)
+
+    def mark(self, name: str, i: int) -> int:
+        return (os.pread(self._reads, 1, self._places[name] + i) or b"\0")[0]
+
+    def _read(self, first: int, last: int, names: Sequence[str]) -> Columns:
+        out = np.zeros(last - first, self.dtype)
+        for name in names:
+            size = self.dtype[name].itemsize
+            data = os.pread(self._reads, size * out.size, self._places[name] + size * first)
+            part = np.frombuffer(data, self.dtype[name], len(data) // size)
+            out[name][: part.size] = part
+        return out
 
     # -- whose it is -------------------------------------------------------------------------------
 

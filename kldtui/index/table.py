@@ -73,6 +73,10 @@ class Table:
             out[name] = self._arrays[name][key]
         return out
 
+    def mark(self, name: str, i: int) -> int:
+        """One value of a column of bytes."""
+        return int(self._arrays[name][i])
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.asarray(self[:], dtype=dtype)
 
