@@ -7,6 +7,7 @@ Must not know: rows, recordings, screens.
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -186,7 +187,7 @@ class _Shared:
         self._lock = threading.Lock()
         self._done = 0
         self._range: Span | None = None
-        self._told = time.monotonic()
+        self._told = -math.inf  # the first is told at once
         self.failed: BaseException | None = None
 
     def add(self, span: Span) -> None:
