@@ -15,7 +15,7 @@ import click
 
 from bench.measure import Result, table
 
-GROUPS = ("scan", "screen")
+GROUPS = ("open", "scan", "screen", "memory", "labels")
 
 
 @click.command()
@@ -28,7 +28,9 @@ def main(groups: Sequence[str], as_json: bool) -> None:
     found: list[Result] = []
     for name in groups or GROUPS:
         click.echo(f"measuring: {name}", err=True)
-        found += importlib.import_module(f"bench.{name}").results()
+        for each in importlib.import_module(f"bench.{name}").results():
+            click.echo(f"  {each.name}: {each.ratio:.3g}", err=True)
+            found.append(each)
     if as_json:
         json.dump([each.to_json() for each in found], sys.stdout, indent=2, ensure_ascii=False)
         click.echo()

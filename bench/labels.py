@@ -1,4 +1,7 @@
-"""What a label costs to save: `python bench/labels.py [labels …]`, median and worst of 50.
+"""What a label costs to save, against what the disk alone takes for as many bytes.
+
+Knows: label files, and how labels get into them.
+Must not know: how the store writes them.
 
 Every label stands on evidence; the first thousand have two branches of 128 tokens with a top-40.
 "fsync" is the same number of bytes written and synced twice (file and branch file) by nothing but
@@ -7,43 +10,36 @@ the system: what no program can be faster than on this disk.
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
-import statistics
-import sys
-import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from kldtui.labels import branch_path
+from bench.data import folder
+from bench.measure import Result, in_turn
+from kldtui.labels import LabelStore, branch_path
 from kldtui.position import Position
 from tests.builders_labels import branch, evidence, open_store, utc
 
+COUNTS = (1, 1000, 10_000)
 TOP = [[[1000 + rank, -1.2345678 - rank] for rank in range(40)] for _ in range(128)]
+WITH_BRANCHES = 1000
 REPEATS = 50
 
 
 def pair(number: int) -> list[dict[str, object]]:
+    """The two branches of a root."""
     return [branch(2 * number + i, arm, 128, top=TOP) for i, arm in enumerate(("R·r", "Q·q"))]
 
 
-def timed(act: Callable[[int], object]) -> str:
-    times = []
-    for i in range(REPEATS):
-        start = time.perf_counter()
-        act(i)
-        times.append(1000 * (time.perf_counter() - start))
-    return f"{statistics.median(times):7.1f} {max(times):7.1f} ms"
-
-
-def floor(folder: Path, sizes: list[int]) -> Callable[[int], None]:
+def floor(where: Path, sizes: Sequence[int]) -> Callable[[], None]:
+    """Write and sync so many bytes, in so many files."""
     blocks = [b"x" * size for size in sizes]
 
-    def write(_: int) -> None:
+    def write() -> None:
         for block in blocks:
-            with open(folder / "floor", "wb") as file:
+            with open(where / "floor", "wb") as file:
                 file.write(block)
                 file.flush()
                 os.fsync(file.fileno())
@@ -51,32 +47,48 @@ def floor(folder: Path, sizes: list[int]) -> Callable[[int], None]:
     return write
 
 
-def measure(count: int) -> None:
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
-        folder = Path(name)
-        path = folder / "x.labels.json"
-        store = open_store(path, now=utc)
-        save, store._file.save = store._file.save, lambda: None  # type: ignore[method-assign]
-        for i in range(count):
-            branches = pair(i) if i < 1000 else []
-            store.set(Position(i // 100, i % 100), "q5_0", "recovers", evidence(), branches)
-        store._file.save = save  # type: ignore[method-assign]
-        store.save()
-
-        def relabel(i: int, *, fresh: bool) -> None:
-            branches = pair(10_000_000 + i) if fresh else []
-            store.set(Position(0, i), "q5_0", "unsure", evidence(), branches)
-
-        size, whole = path.stat().st_size, branch_path(path).stat().st_size
-        print(f"{count} labels: {size / 1e6:.1f} MB, branches {whole / 1e6:.0f} MB")
-        print("  a label with its pair   ", timed(lambda i: relabel(i, fresh=True)))
-        print("  a label without branches", timed(lambda i: relabel(i, fresh=False)))
-        print("  fsync of as many bytes  ", timed(floor(folder, [size, whole // (count or 1)])))
-        start = time.perf_counter()
-        open_store(path)
-        print(f"  opening                  {1000 * (time.perf_counter() - start):7.1f} ms")
+def filled(path: Path, count: int) -> LabelStore:
+    """A store of so many labels, saved once."""
+    store = open_store(path, now=utc)
+    save, store._file.save = store._file.save, lambda: None  # type: ignore[method-assign]
+    for i in range(count):
+        branches = pair(i) if i < WITH_BRANCHES else []
+        store.set(Position(i // 100, i % 100), "q5_0", "recovers", evidence(), branches)
+    store._file.save = save  # type: ignore[method-assign]
+    store.save()
+    return store
 
 
-if __name__ == "__main__":
-    for wanted in [int(text) for text in sys.argv[1:]] or [1, 1000, 10_000]:
-        measure(wanted)
+def results() -> Iterator[Result]:
+    for count in COUNTS:
+        with folder() as where:
+            yield from _of(where, count)
+
+
+def _of(where: Path, count: int) -> Iterator[Result]:
+    path = where / "x.labels.json"
+    store, numbers = filled(path, count), itertools.count()
+    size, whole = path.stat().st_size, branch_path(path).stat().st_size
+
+    def relabel(*, fresh: bool) -> None:
+        i = next(numbers)
+        branches = pair(10_000_000 + i) if fresh else []
+        store.set(Position(0, i), "q5_0", "unsure", evidence(), branches)
+
+    with_pair, alone, synced = in_turn(
+        lambda: relabel(fresh=True),
+        lambda: relabel(fresh=False),
+        floor(where, [size, whole // min(count, WITH_BRANCHES)]),
+        repeats=REPEATS,
+    )
+    opening, parsing = in_turn(
+        lambda: open_store(path), lambda: json.loads(path.read_bytes()), repeats=3
+    )
+    many = f"{count:,} label{'s' if count > 1 else ''} ({size / 1e6:.1f} MB)"
+    fsync = "fsync of as many bytes"
+    for name, what, ours, than, theirs in (
+        (f"label-pair-{count}", f"a label with its pair to {many}", with_pair, fsync, synced),
+        (f"label-{count}", f"a label without branches to {many}", alone, fsync, synced),
+        (f"labels-open-{count}", f"opening {many}", opening, "its JSON parsed", parsing),
+    ):
+        yield Result(name, what, 1e3 * ours, than, 1e3 * theirs, "ms")
