@@ -476,6 +476,24 @@ def test_a_file_written_anew_while_it_is_open_is_noticed(tmp_path: Path) -> None
         recording.rows(0, 0, 1)
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_file_deleted_or_replaced_while_it_is_open_is_noticed(
+    tmp_path: Path, replaced: bool
+) -> None:
+    stream = make_stream(2, 16, 20)
+    path = write_kld(tmp_path / "x.kld", stream, make_logits(stream))
+    other = write_kld(tmp_path / "y.kld", stream, make_logits(stream, 7))
+    recording = open_recording(path)
+    if replaced:
+        other.rename(path)
+    else:
+        path.unlink()
+    with pytest.raises(RecordingChanged, match="deleted or replaced"):
+        recording.row(Position(0, 10))
+    assert recording.tokens(0).tolist() == stream.tokens[0].tolist()
+    recording.close()
+
+
 def test_a_touched_file_is_the_same_file(tmp_path: Path) -> None:
     stream = make_stream(3, 8, 16)
     path = write_kld(tmp_path / "x.kld", stream, make_logits(stream))

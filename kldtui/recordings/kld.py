@@ -253,6 +253,10 @@ class KldRecording:
         """A file that is being written grows, and may; what was there must stay."""
         with self._reading() as fd:
             stat = os.fstat(fd)
+        if not stat.st_nlink:  # it could still be read, but nobody would see that it is another's
+            raise RecordingChanged(
+                f"{self.path}: was deleted or replaced while it was open; open it again"
+            )
         stamp = (stat.st_size, stat.st_mtime_ns)
         if stamp == self._stamp:
             return
