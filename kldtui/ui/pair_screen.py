@@ -19,7 +19,7 @@ from kldtui.errors import KldtuiError
 from kldtui.facts import RootFacts
 from kldtui.position import Position
 from kldtui.session import Session
-from kldtui.ui import branch_words, words
+from kldtui.ui import branch_words, marks, words
 from kldtui.ui.bars import KeyBar
 from kldtui.ui.branch_pane import BranchPane
 from kldtui.ui.desk import Desk
@@ -50,6 +50,7 @@ class PairScreen(Screen[None]):
         self._meetings: LRUCache[tuple[object, ...], Meeting | None] = LRUCache(_MEETINGS)
         self._drawn_until = 0.0
         self._draw_due = False
+        self._trouble = ""
 
     @property
     def facts(self) -> RootFacts | None:
@@ -139,8 +140,12 @@ class PairScreen(Screen[None]):
                     self.session, self.cursor, self.quant, self.config.top_n_shown
                 )
         except KldtuiError as error:
-            self.say(str(error), "error")
+            if str(error) != self._trouble:
+                self.say(str(error), "error")
+            self._trouble = str(error)
+            detail.show(None, str(self.cursor), [(str(error), marks.WARN)])
             return
+        self._trouble = ""
         detail.show(*shown)
 
     def _part_focused(self, side: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from kldtui.position import Position
 from kldtui.session import Session
 from kldtui.ui import list_screen
 from kldtui.ui.app import KldtuiApp
+from kldtui.ui.detail_view import DetailView
 from kldtui.ui.list_screen import Places
 from kldtui.ui.root_list import RootList
 from kldtui.ui.stream import StreamView
@@ -248,8 +250,9 @@ async def test_a_recording_that_is_being_written_grows_on_screen(
         assert "of 21" in driver.text
 
 
+@pytest.mark.parametrize("how", ["cut", "deleted", "replaced", "written anew"])
 async def test_a_recording_that_vanishes_is_an_error_on_a_screen_that_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr("kldtui.index.index._POLL_SECONDS", 0.02)
     ref, quant, _ = write_pair(tmp_path)
@@ -257,8 +260,22 @@ async def test_a_recording_that_vanishes_is_an_error_on_a_screen_that_goes_on(
     quant.write_bytes(data[:-200])
     session = Session.open(ref, [("q4", quant)])
     async with reviewing(session) as driver:
-        with quant.open("r+b") as file:
-            file.truncate(len(data) // 2)
-        await driver.until(lambda: "was cut from" in driver.notices)
+        if how == "cut":
+            os.truncate(quant, len(data) // 2)
+        elif how == "written anew":
+            quant.write_bytes(ref.read_bytes())
+        else:
+            quant.unlink()
+            if how == "replaced":
+                quant.write_bytes(data)
+        said = {"cut": "was cut from", "written anew": "was written anew"}
+        words = said.get(how, "was deleted or replaced")
+        await driver.until(lambda: words in driver.notices)
         await driver.press("right")
         assert driver.app.is_running
+        shown = driver.app.screen.query_one(DetailView)
+        assert "margin" not in driver.text, "the table is not that of another position"
+        assert shown.token is None
+        told = driver.notices.count(words)
+        await driver.press("right", "right", "right")
+        assert driver.notices.count(words) == told, "once is enough"
