@@ -7,7 +7,6 @@ Must not know: what is measured with it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,81 +22,56 @@ _BLOCK = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Large:
-    """Files of one stream, and which flat positions are roots and have real rows."""
+    """Two files of one stream, and which flat positions are roots and have real rows."""
 
     ref: Path
-    quants: tuple[Path, ...]
+    quant: Path
     cache: Path
     positions: int
     visited: list[int]
 
-    @property
-    def quant(self) -> Path:
-        return self.quants[0]
-
 
 def large_review(
-    where: Path,
-    tokens: int,
-    roots: int,
-    visited: int = 64,
-    cache: Path | None = None,
-    *,
-    quants: int = 1,
-    leading: int = 0,
+    where: Path, tokens: int, roots: int, visited: int = 64, cache: Path | None = None
 ) -> Large:
     """Files of so many tokens, and a saved index in which so many positions are roots.
 
-    `visited` of the roots, evenly spread, have real rows in all files, and so have the first
-    `leading` positions, which the index does not hold yet; all else are holes.
+    `visited` of the roots, evenly spread, have real rows in both files; all else are holes.
     """
-    n = positions_of(tokens)
-    rng = np.random.default_rng(0)
-    at = np.sort(leading + rng.choice(n - leading, roots, replace=False))
-    shown = at[:: max(1, roots // visited)][:visited].tolist()
-    paths = sparse_files(where, tokens, [*range(leading), *shown], quants)
-    opened = [open_recording(path) for path in paths]
-    cache = cache or where / "cache"
-    _fill(opened, cache, at, leading)
-    for recording in opened:
-        recording.close()
-    return Large(paths[0], tuple(paths[1:]), cache, n, shown)
-
-
-def positions_of(tokens: int) -> int:
-    """How many positions of so many tokens are scored."""
-    return tokens // N_CTX * (N_CTX - 1 - N_CTX // 2)
-
-
-def sparse_files(where: Path, tokens: int, shown: Sequence[int], quants: int = 1) -> list[Path]:
-    """A reference and quants with real rows at the flat positions `shown`, and holes elsewhere."""
     ref_rows, quant_rows, stream, n_vocab = real_rows()
     chunks = tokens // N_CTX
+    per_chunk = N_CTX - 1 - N_CTX // 2
+    n = chunks * per_chunk
+    rng = np.random.default_rng(0)
+    at = np.sort(rng.choice(n, roots, replace=False))
+    shown = at[:: max(1, roots // visited)][:visited].tolist()
     ids = np.resize(stream, chunks * N_CTX).astype("<i4")
     head = b"_logits_" + struct.pack("<iii", N_CTX, n_vocab, chunks)
     size = ref_rows[0].nbytes
     offset = 20 + ids.nbytes
     paths = []
-    names = ["ref", "quant", *(f"quant{k}" for k in range(2, quants + 1))]
-    for name in names[: 1 + quants]:
-        rows = ref_rows if name == "ref" else quant_rows
+    for name, rows in (("ref", ref_rows), ("quant", quant_rows)):
         paths.append(where / f"{name}.kld")
         with paths[-1].open("wb") as file:
             file.write(head + ids.tobytes())
             for k, i in enumerate(shown):
                 file.seek(offset + i * size)
                 file.write(rows[k % len(rows)].tobytes())
-            file.truncate(offset + positions_of(tokens) * size)
-    return paths
+            file.truncate(offset + n * size)
+    opened = [open_recording(path) for path in paths]
+    cache = cache or where / "cache"
+    _fill(opened, cache, at, n_vocab)
+    for recording in opened:
+        recording.close()
+    return Large(paths[0], paths[1], cache, n, shown)
 
 
-def _fill(recordings: list[Recording], cache: Path, roots: np.ndarray, leading: int) -> None:
+def _fill(recordings: list[Recording], cache: Path, roots: np.ndarray, n_vocab: int) -> None:
     index = Index(recordings[0], recordings[1:], Keeper(cache))
-    n_vocab = recordings[0].shape.n_vocab
     rng = np.random.default_rng(1)
     is_root = np.zeros(index.layout.n, bool)
     is_root[roots] = True
-    for start in range(leading, index.layout.n, _BLOCK):
+    for start in range(0, index.layout.n, _BLOCK):
         part = is_root[start : start + _BLOCK]
         count = part.size
         ref, pair = (np.zeros(count, table.dtype) for table in (index.ref, index.pairs[0]))
@@ -114,7 +88,6 @@ def _fill(recordings: list[Recording], cache: Path, roots: np.ndarray, leading: 
         pair["kld"] = rng.exponential(0.05, count) + part * rng.exponential(0.5, count)
         for name in ("quant_p_ref", "quant_p_quant", "quant_stream"):
             pair[name] = -1
-        index.ref.put(start, ref)
-        for table in index.pairs:
-            table.put(start, pair)
+        for table, entries in ((index.ref, ref), (index.pairs[0], pair)):
+            table.put(start, entries)
     index.close()

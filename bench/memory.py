@@ -16,15 +16,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from bench.data import ROOM, folder, tiled
-from bench.large import Large, large_review
 from bench.measure import Result
 from bench.open import frame
+from bench.sparse import Sparse, sparse_review
 from bench.terminal import Program, Screen, program
 from kldtui.demo.pair import demo_pair
 from kldtui.index import Index, Keeper
 from kldtui.recordings import open_recording
 
-TOKENS, ROOTS, QUANTS = 20_000_000, 1_050_000, 5
+TOKENS, ROOTS, QUANTS = 20_000_000, 1_000_000, 5
 ROWS = 1200
 """Positions at the start that have real rows."""
 PENDING = 200_000
@@ -34,10 +34,10 @@ CLEAR = "\x15"
 LIMITS = {"memory": 250, "memory-fast": 350}
 
 
-def forget(large: Large) -> None:
+def forget(large: Sparse) -> None:
     """Take the beginning out of the index, so that it is scanned again."""
-    ref, *quants = (open_recording(path) for path in (large.ref, *large.quants))
-    index = Index(ref, quants, Keeper(large.cache))
+    ref, *quants = (open_recording(path) for path in large.files)
+    index = Index(ref, quants, Keeper(large.index))
     for table in (index.ref, *index.pairs):
         for name in ("state", "rest"):
             table[name][:PENDING] = 0
@@ -98,8 +98,8 @@ def results() -> Iterator[Result]:
         for name in ("small", "large"):
             (where / name).mkdir()
         cache = where / "large" / "cache"
-        large = large_review(
-            where / "large", TOKENS, ROOTS, cache=cache / "index", quants=QUANTS, leading=ROWS
+        large = sparse_review(
+            where / "large", cache / "index", TOKENS, ROOTS, ROWS, QUANTS, PENDING
         )
         pair = tiled(where / "small", 20)
         hidden = {"PYTHONPATH": without_numba(where)}
@@ -109,8 +109,7 @@ def results() -> Iterator[Result]:
             if fast and importlib.util.find_spec("numba") is None:
                 continue
             forget(large)
-            files = [large.ref, *large.quants]
-            peak = _peak(files, cache, where, text, {} if fast else hidden)
+            peak = _peak(large.files, cache, where, text, {} if fast else hidden)
             what = (
                 f"resident memory, {'numba' if fast else 'numpy'}: at most "
                 f"{peak['RssAnon']:.0f} MB of its own, {peak['RssFile']:.0f} MB of files"

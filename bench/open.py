@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.data import folder, tiled
-from bench.large import N_CTX, large_review, sparse_files
 from bench.measure import Result, in_turn, seconds
+from bench.sparse import N_CTX, sparse_files, sparse_review
 from bench.terminal import Screen, program
 from kldtui.recordings import open_recording
 from kldtui.session import Session
@@ -88,7 +88,7 @@ def large_pair(where: Path) -> list[Path]:
     small = tiled(where, 1)
     n_vocab = open_recording(small.ref).shape.n_vocab
     positions = LARGE_BYTES // (2 * n_vocab + 8)
-    return sparse_files(where, positions // (N_CTX // 2 - 1) * N_CTX, range(ROWS))
+    return sparse_files(where, positions // (N_CTX // 2 - 1) * N_CTX, ROWS)
 
 
 def medians(times: Sequence[Sequence[float]]) -> list[float]:
@@ -108,9 +108,9 @@ def results() -> Iterator[Result]:
             pair = tiled(where / "small", SMALL_MEGABYTES)
             small, large = [pair.ref, pair.quant], large_pair(where / "large")
             cache = where / "huge" / "cache"
-            review = large_review(where / "huge", TOKENS, ROOTS, cache=cache / "index")
+            huge = sparse_review(where / "huge", cache / "index", TOKENS, ROOTS, ROWS)
             os.sync()
-            yield from _measured(Opener(where), small, large, [review.ref, review.quant], cache)
+            yield from _measured(Opener(where), small, large, huge.files, cache)
     finally:
         os.environ.pop("KLDTUI_CACHE", None)
         if held is not None:
