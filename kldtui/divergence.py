@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kldtui.proportions import Z95, Interval, Share, share
+from kldtui.ranks import Ranks, medians
 
 WITHIN = (8, 16, 32, 64, 128, 256, 512, 1024)
 """Runs without a divergence are counted within these many tokens."""
@@ -184,30 +185,47 @@ class Bin(NamedTuple):
     median_kld: float
 
 
-def by_bins(
-    values: NDArray[np.floating[Any]],
-    flips: Flags,
-    kld: NDArray[np.floating[Any]],
-    edges: Sequence[float],
-) -> tuple[Bin, ...]:
-    """Flip rate and KLD (nats; NaN of nothing) of the positions in each bin of `values`.
+Judged = tuple[NDArray[np.floating[Any]], Flags, NDArray[np.floating[Any]]]
 
-    All of one length; positions that cannot be judged are to be left out beforehand. Values
-    outside the edges, and NaN, are in no bin.
+
+def by_bins(read: Callable[[], Iterable[Judged]], edges: Sequence[float]) -> tuple[Bin, ...]:
+    """Flip rate and KLD (nats; NaN of nothing) of the positions in each bin of a value.
+
+    read: gives all positions, part by part, as often as it is called: values, flips and KLD, all
+    of one length; positions that cannot be judged are to be left out. Values outside the edges,
+    and NaN, are in no bin.
     """
-    out = []
-    for i, (low, high) in enumerate(itertools.pairwise(edges)):
-        last = i == len(edges) - 2
-        inside = (values >= low) & ((values <= high) if last else (values < high))
-        here = kld[inside].astype(np.float64)
-        here = here[~np.isnan(here)]
-        out.append(
-            Bin(
-                low,
-                high,
-                share(int(np.count_nonzero(flips[inside])), int(np.count_nonzero(inside))),
-                float(here.mean()) if here.size else math.nan,
-                float(np.median(here)) if here.size else math.nan,
-            )
+    n, limits = len(edges) - 1, np.array(edges, np.float64)
+
+    def bins_of(values: NDArray[np.floating[Any]]) -> NDArray[np.intp]:
+        found = limits.searchsorted(values, side="right") - 1
+        found[values == limits[-1]] = n - 1
+        found[(found >= n) | np.isnan(values)] = -1
+        return found
+
+    def known() -> Iterator[tuple[NDArray[np.float32], NDArray[np.intp]]]:
+        for values, _, kld in read():
+            bins = bins_of(values)
+            here = (bins >= 0) & ~np.isnan(kld)
+            yield kld[here].astype(np.float32), bins[here]
+
+    whole, part, total = np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n)
+    for values, flips, kld in read():
+        bins = bins_of(values)
+        inside = bins >= 0
+        whole += np.bincount(bins[inside], minlength=n)
+        part += np.bincount(bins[inside & flips], minlength=n)
+        inside &= ~np.isnan(kld)
+        total += np.bincount(bins[inside], kld[inside], n)
+    ranks = Ranks(known, n)
+    middle = medians(ranks, n)
+    return tuple(
+        Bin(
+            low,
+            high,
+            share(int(part[k]), int(whole[k])),
+            float(total[k]) / ranks.count(k) if ranks.count(k) else math.nan,
+            middle[k],
         )
-    return tuple(out)
+        for k, (low, high) in enumerate(itertools.pairwise(edges))
+    )

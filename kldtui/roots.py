@@ -51,6 +51,7 @@ Where = slice | NDArray[np.int64]
 """Which flat indices: a range, or one by one."""
 EVERYWHERE = slice(None)
 _AT_ONCE = 1 << 15
+_PIECE = 1 << 16
 _BLOCK = 1 << 19
 """Positions that are looked at at once: of a long stream only so much is in memory."""
 
@@ -81,9 +82,18 @@ def roots_of(index: Index, quant: int) -> NDArray[np.int64]:
 
 def blocks(index: Index) -> Iterator[slice]:
     """The flat indices in ranges; between them, memory that mirrors the disk is given back."""
-    for start in range(0, index.layout.n, _BLOCK):
-        yield slice(start, min(index.layout.n, start + _BLOCK))
-        if index.layout.n > _BLOCK:
+    return _slices(index, _BLOCK)
+
+
+def pieces(index: Index) -> Iterator[slice]:
+    """As `blocks`, but so short that many figures of each can be reckoned beside one another."""
+    return _slices(index, _PIECE)
+
+
+def _slices(index: Index, size: int) -> Iterator[slice]:
+    for start in range(0, index.layout.n, size):
+        yield slice(start, min(index.layout.n, start + size))
+        if index.layout.n > size:
             index.release()
 
 

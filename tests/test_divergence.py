@@ -101,13 +101,13 @@ def test_bins_hold_every_position_once_and_the_upper_end_too() -> None:
     p = np.array([0.0, 0.1999, 0.2, 0.5, 0.9, 1.0])
     flips = np.array([1, 0, 1, 1, 0, 0], bool)
     kld = np.array([2.0, 4.0, 1.0, np.nan, 0.5, 0.25])
-    bins = by_bins(p, flips, kld, P_EDGES)
+    bins = by_bins(lambda: [(p[:3], flips[:3], kld[:3]), (p[3:], flips[3:], kld[3:])], P_EDGES)
     assert [b.flips.whole for b in bins] == [2, 1, 1, 0, 0, 1, 0, 1]
     assert bins[0].flips.value == 0.5
     assert bins[0].mean_kld == 3.0
     assert math.isnan(bins[2].mean_kld)
     assert math.isnan(bins[3].flips.value)
-    far = by_bins(np.array([50.0, np.inf, np.nan]), flips[:3], kld[:3], MARGIN_EDGES)
+    far = by_bins(lambda: [(np.array([50.0, np.inf, np.nan]), flips[:3], kld[:3])], MARGIN_EDGES)
     assert far[-1].flips.whole == 2
 
 
@@ -165,7 +165,7 @@ def test_the_divergent_share_is_that_of_all_that_can_be_judged(runs: list[str]) 
 )
 def test_bins_equal_a_loop(rows: list[tuple[float, bool, float]]) -> None:
     p, flips, kld = (np.array([row[i] for row in rows]) for i in range(3))
-    bins = by_bins(p, flips.astype(bool), kld, P_EDGES)
+    bins = by_bins(lambda: [(p, flips.astype(bool), kld)], P_EDGES)
     assert sum(b.flips.whole for b in bins) == len(rows)
     for i, b in enumerate(bins):
         last = i == len(bins) - 1

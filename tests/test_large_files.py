@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import mmap
 import os
 import struct
@@ -22,8 +23,9 @@ from kldtui.index import Index, Keeper
 from kldtui.index.index import Progress
 from kldtui.listing import Filter, parse_filter
 from kldtui.recordings import open_recording
+from kldtui.report import pair_stats
 from kldtui.session import Session
-from tests.builders_index import kept_index, plain_pair, scan_all
+from tests.builders_index import kept_index, mixed_pair, plain_pair, scan_all
 
 N_CTX, N_VOCAB = 512, 100_000
 MEGABYTE = 1 << 20
@@ -203,6 +205,50 @@ def test_a_long_list_is_made_in_parts_and_gives_memory_back_between_them(
     assert len(released) >= session.index.layout.n // 50
     assert max(sizes) <= 50
     session.close()
+
+
+def test_statistics_of_a_long_stream_are_reckoned_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = kept_index(mixed_pair(tmp_path / "pair"), tmp_path / "cache")
+    n = index.layout.n
+    expected = pair_stats(index, 0)
+    by_chunk = list(expected.by_chunk)
+    monkeypatch.setattr(roots, "_AT_ONCE", 7)
+    monkeypatch.setattr(roots, "_BLOCK", 20)
+    monkeypatch.setattr(roots, "_PIECE", 9)
+    sizes = watched(index)
+    found = pair_stats(index, 0)
+    assert max(sizes) <= 20 < n
+    assert flat(found.to_json()) == pytest.approx(
+        flat(expected.to_json()), rel=1e-12, abs=1e-15, nan_ok=True
+    )
+    assert len(found.by_chunk) == len(by_chunk) > 1
+    for (number, ours), (same, theirs) in zip(found.by_chunk, by_chunk, strict=True):
+        assert number == same
+        assert [ours.kld.value, ours.ppl_quant.error] == pytest.approx(
+            [theirs.kld.value, theirs.ppl_quant.error], rel=1e-12, abs=1e-15, nan_ok=True
+        )
+    assert found.by_chunk[-1][1].kld == found.totals.kld
+
+
+def flat(value: Any) -> list[float]:
+    """All numbers in a JSON value, in order."""
+    if isinstance(value, dict):
+        return [number for inner in value.values() for number in flat(inner)]
+    if isinstance(value, list):
+        return [number for inner in value for number in flat(inner)]
+    return [float(value)] if isinstance(value, int | float) else []
+
+
+def test_statistics_during_the_first_pass_are_of_the_klds_that_are_there(tmp_path: Path) -> None:
+    ref, *quants = plain_pair(tmp_path / "pair")
+    index = scan_all(Index(ref, quants), stages=["roots"])
+    assert pair_stats(index, 0).positions == index.layout.n
+    assert math.isnan(pair_stats(index, 0).totals.kld.value)
+    index.scan_position(index.layout.position(4))
+    stats, kld = pair_stats(index, 0), float(index.pairs[0]["kld"][4])
+    assert stats.kld.mean.value == stats.totals.kld.value == stats.kld.median == kld
 
 
 def test_the_first_rows_are_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

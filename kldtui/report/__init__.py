@@ -7,8 +7,9 @@ Must not know: recordings, screens, label files.
 
 from kldtui.report.diverging import Divergence, Runs, divergence_of, runs_of
 from kldtui.report.flips import FlipRow, flip_rows, format_flips
-from kldtui.report.stats import Estimate, PairStats, Sample, finite, pair_stats
+from kldtui.report.stats import PairStats, finite, pair_stats
 from kldtui.report.text import NO_FLOOR, format_stats
+from kldtui.report.totals import Estimate, Sample
 
 __all__ = [
     "NO_FLOOR",

@@ -8,6 +8,7 @@ Must not know: how the figures are reckoned, how numbers are laid out.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from kldtui.divergence import (
     P_EDGES,
     WITHIN,
     Bin,
+    Judged,
     Stretch,
     Survival,
     by_bins,
@@ -29,7 +31,7 @@ from kldtui.facts import is_rollout
 from kldtui.index import Bound, Index, State
 from kldtui.proportions import Interval
 from kldtui.recordings import Recording
-from kldtui.roots import is_root
+from kldtui.roots import blocks, is_root, pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,20 +159,41 @@ def _turns(ref: Recording | None, chunk: int) -> list[Stretch]:
 def divergence_of(index: Index, quant: int, runs: Runs | None = None) -> Divergence:
     """The divergence of one quant, over what has been scanned. runs: by default the chunks."""
     runs = runs or runs_of(index)
-    ref, pair = index.ref, index.pairs[quant]
-    known = pair["state"] == State.SCORED
-    flips = is_root(index, quant)
     rollout = is_rollout(index)
     unit = "rollout" if rollout and runs.unit == "chunk" else runs.unit
-    kld = np.where(np.isfinite(pair["kld"]), pair["kld"], np.nan)[known]
-    # A row's probabilities may add up to a little more than 1.
-    p = np.minimum(np.exp(ref["ref_p_ref"][known].astype(np.float64)), 1.0)
+    first, flips, is_bound = _along(index, quant, runs)
     return Divergence(
         rollout=rollout,
         unit=unit,
-        first=survival(first_divergences(flips, known, runs.stretches)),
-        flips=divergent_share(flips, known, runs.stretches),
-        by_p=by_bins(p, flips[known], kld, P_EDGES),
-        by_margin=by_bins(ref["margin"][known], flips[known], kld, MARGIN_EDGES),
-        kld_is_bound=bool((pair["bounds"][known] & np.uint8(Bound.KLD)).any()),
+        first=first,
+        flips=flips,
+        by_p=by_bins(lambda: _judged(index, quant, "ref_p_ref"), P_EDGES),
+        by_margin=by_bins(lambda: _judged(index, quant, "margin"), MARGIN_EDGES),
+        kld_is_bound=is_bound,
     )
+
+
+def _along(index: Index, quant: int, runs: Runs) -> tuple[Survival, Interval, bool]:
+    """First divergences, the share of flips, and whether any KLD is a bound."""
+    pair, n = index.pairs[quant], index.layout.n
+    known, flips, is_bound = np.zeros(n, bool), np.zeros(n, bool), False
+    for where in blocks(index):
+        known[where] = pair["state"][where] == State.SCORED
+        flips[where] = is_root(index, quant, where)
+        bounds = pair["bounds"][where][known[where]]
+        is_bound |= bool((bounds & np.uint8(Bound.KLD)).any())
+    first = survival(first_divergences(flips, known, runs.stretches))
+    return first, divergent_share(flips, known, runs.stretches), is_bound
+
+
+def _judged(index: Index, quant: int, name: str) -> Iterator[Judged]:
+    """A column of the reference, flips and KLD, of what can be judged, piece by piece."""
+    pair, column = index.pairs[quant], index.ref[name]
+    for where in pieces(index):
+        here = pair["state"][where] == State.SCORED
+        kld, values = pair["kld"][where][here], column[where][here]
+        if name == "ref_p_ref":
+            # A row's probabilities may add up to a little more than 1.
+            values = np.minimum(np.exp(values.astype(np.float64)), 1.0)
+        kld = np.where(np.isfinite(kld), kld, np.float32(np.nan))
+        yield values, is_root(index, quant, where)[here], kld

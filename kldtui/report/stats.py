@@ -1,84 +1,31 @@
 """The statistics of a pair, as llama-perplexity computes them, and counts of what it leaves out.
 
-Knows: the columns of an index, and llama.cpp's formulas for totals over them.
+Knows: the columns of an index, and which of them go into which figure.
 Must not know: how numbers are laid out, recordings, label files.
 
-Formulas: llama.cpp `tools/perplexity/perplexity.cpp`, `kl_divergence`.
+Columns are read a piece at a time, some more than once: of a long stream little is in memory.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kldtui.index import Bound, Index, Kind, State
+from kldtui.index import Bound, Index, Kind, State, Table
 from kldtui.report.diverging import Divergence, Runs, divergence_of
-from kldtui.roots import Thresholds, cost, is_root, moved_threshold
+from kldtui.report.totals import Sample, Sums, Totals
+from kldtui.roots import Thresholds, costs_at, moved_threshold, pieces, roots_of
 
 COST_STEPS = (0.0, 0.1, 0.3, 1.0)
 """Roots are counted at a cost of at least each of these (nats)."""
 KLD_PERCENTILES = (99.9, 99.0, 95.0, 90.0, 10.0, 5.0, 1.0, 0.1)
 DP_PERCENTILES = (99.9, 99.0, 95.0, 90.0, 75.0, 25.0, 10.0, 5.0, 1.0, 0.1)
-_ENOUGH = 10
-"""llama.cpp states no uncertainty for this many values or fewer."""
-
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A value and its standard error; NaN where nothing was counted."""
-
-    value: float
-    error: float
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Values over positions; NaN where there are none. Percentiles interpolate linearly."""
-
-    mean: Estimate
-    minimum: float
-    maximum: float
-    median: float
-    percentiles: dict[float, float]
-
-    @classmethod
-    def of(cls, values: Floats, percentiles: tuple[float, ...]) -> Sample:
-        if not values.size:
-            nothing = dict.fromkeys(percentiles, math.nan)
-            return cls(mean_of(values), math.nan, math.nan, math.nan, nothing)
-        ordered = np.sort(values)
-        found = {p: _percentile(ordered, p) for p in percentiles}
-        return cls(
-            mean_of(values),
-            float(ordered[0]),
-            float(ordered[-1]),
-            _percentile(ordered, 50.0),
-            found,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """What is averaged over a set of positions; a line of llama-perplexity's table a chunk.
-
-    KLD and log-ratios in nats, shares and Δp as fractions of 1.
-    """
-
-    ppl_ref: Estimate
-    ppl_quant: Estimate
-    ln_ppl_ratio: Estimate
-    ppl_ratio: Estimate
-    ppl_difference: Estimate
-    ln_ppl_correlation: float
-    kld: Estimate
-    rms_dp: Estimate
-    same_top: Estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +80,7 @@ class PairStats:
     divergence: Divergence
     dp: Sample
     totals: Totals
-    by_chunk: tuple[tuple[int, Totals], ...]
+    by_chunk: Sequence[tuple[int, Totals]]
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -222,92 +169,6 @@ def finite(value: Any) -> Any:
     return value
 
 
-def mean_of(values: Floats) -> Estimate:
-    """Mean and its standard error, as llama.cpp's `mean_and_uncertainty`."""
-    return _mean(float(values.sum()), float((values**2).sum()), values.size)
-
-
-def _mean(total: float, squares: float, count: int) -> Estimate:
-    if not count:
-        return Estimate(math.nan, math.nan)
-    mean = total / count
-    variance = squares / count - mean * mean
-    enough = count > _ENOUGH and variance > 0
-    return Estimate(mean, math.sqrt(variance / (count - 1)) if enough else 0.0)
-
-
-def _percentile(ordered: Floats, percent: float) -> float:
-    at = percent / 100 * (ordered.size - 1)
-    low = int(at)
-    part = at - low
-    if not part:
-        return float(ordered[low])
-    return float((1 - part) * ordered[low] + part * ordered[low + 1])
-
-
-def _root(value: float) -> float:
-    """A square root, 0 where rounding has made its argument negative."""
-    return math.sqrt(max(0.0, value)) if not math.isnan(value) else math.nan
-
-
-def _exp(value: float) -> float:
-    """e to the value, infinite instead of an error."""
-    return math.exp(value) if value < 709 else math.inf
-
-
-class _Sums:
-    """Running sums over positions, so that the totals up to each chunk cost nothing more."""
-
-    def __init__(
-        self, log_ref: Floats, log_quant: Floats, kld: Floats, same: Floats, scored: Floats
-    ) -> None:
-        """All float64[n]; NaN in `log_*`, and 0 in `scored`, for what is not to be counted."""
-        known = ~np.isnan(log_ref) & ~np.isnan(log_quant)
-        ref, quant = np.where(known, -log_ref, 0), np.where(known, -log_quant, 0)
-        squares = np.where(known, (np.exp(log_quant) - np.exp(log_ref)) ** 2, 0)
-        kld = np.where(scored > 0, kld, 0)
-        streams = [known, ref, ref**2, quant, quant**2, ref * quant, squares, squares**2]
-        pairs = [scored, kld, kld**2, same * scored]
-        self._sums = [
-            np.concatenate([[0.0], np.cumsum(each, dtype=np.float64)]) for each in streams + pairs
-        ]
-
-    def count(self, stop: int) -> int:
-        return int(self._sums[8][stop])
-
-    def totals(self, stop: int) -> Totals:
-        """Over the first `stop` positions."""
-        n, ref, ref2, quant, quant2, cross, dp2, dp4, count, kld, kld2, same = (
-            float(x[stop]) for x in self._sums
-        )
-        nll_ref, nll_quant = _mean(ref, ref2, int(n)), _mean(quant, quant2, int(n))
-        covariance = 0.0
-        if n >= _ENOUGH:
-            covariance = (cross / n - nll_ref.value * nll_quant.value) / (n - 1)
-        ppl_ref, ppl_quant = _exp(nll_ref.value), _exp(nll_quant.value)
-        ref_error, quant_error = ppl_ref * nll_ref.error, ppl_quant * nll_quant.error
-        ratio = nll_quant.value - nll_ref.value
-        ratio_error = _root(nll_quant.error**2 + nll_ref.error**2 - 2 * covariance)
-        difference_error = _root(
-            quant_error**2 + ref_error**2 - 2 * ppl_quant * ppl_ref * covariance
-        )
-        errors = nll_ref.error * nll_quant.error
-        mse = _mean(dp2, dp4, int(n))
-        rms = _root(mse.value)
-        share = same / count if count else math.nan
-        return Totals(
-            ppl_ref=Estimate(ppl_ref, ref_error),
-            ppl_quant=Estimate(ppl_quant, quant_error),
-            ln_ppl_ratio=Estimate(ratio, ratio_error),
-            ppl_ratio=Estimate(_exp(ratio), _exp(ratio) * ratio_error),
-            ppl_difference=Estimate(ppl_quant - ppl_ref, difference_error),
-            ln_ppl_correlation=covariance / errors if errors > 0 else math.nan,
-            kld=_mean(kld, kld2, int(count)),
-            rms_dp=Estimate(rms, 0.5 / rms * mse.error if rms else rms),
-            same_top=Estimate(share, _root(share * (1 - share) / max(1.0, count - 1))),
-        )
-
-
 def pair_stats(
     index: Index, quant: int, thresholds: Thresholds | None = None, runs: Runs | None = None
 ) -> PairStats:
@@ -318,83 +179,135 @@ def pair_stats(
     A KLD that is infinite (an exact zero in a `_logits2` file) makes the mean infinite, as it is.
     """
     thresholds = thresholds or Thresholds()
-    ref, pair = index.ref, index.pairs[quant]
-    scored = pair["state"] == State.SCORED
-    known = scored & ~np.isnan(ref["ref_stream"]) & ~np.isnan(pair["quant_stream"])
-    log_ref = ref["ref_stream"].astype(np.float64)
-    log_quant = pair["quant_stream"].astype(np.float64)
-    kld = pair["kld"].astype(np.float64)
-    same = ref["ref_id"] == pair["quant_id"]
-    roots = is_root(index, quant)
-    costs = cost(index, quant)[roots]
-    floor_ref = known & _has(ref, Bound.REF_STREAM)
-    floor_quant = known & _has(pair, Bound.QUANT_STREAM)
     moved_kld = moved_threshold(index, quant)
-    log_ref[~known] = log_quant[~known] = np.nan
-    dp = np.exp(log_quant[known]) - np.exp(log_ref[known])
-    with np.errstate(invalid="ignore"):
-        sums = _Sums(log_ref, log_quant, kld, same.astype(float), scored.astype(float))
-    ends = [index.layout.chunk_slice(chunk) for chunk in range(index.layout.n_chunk)]
-    by_chunk = [
-        (number, sums.totals(where.stop))
-        for number, where in enumerate(ends, 1)
-        if sums.count(where.stop) > sums.count(where.start)
-    ]
+    costs = costs_at(index, quant, roots_of(index, quant))
+    ends = [index.layout.chunk_slice(chunk).stop for chunk in range(index.layout.n_chunk)]
+    sums, counts, clamp = Sums(np.array(ends, np.int64)), _Counts(), _ClampSums()
+    for where in pieces(index):
+        piece = _Piece(index, quant, where)
+        counts.add(piece, moved_kld)
+        clamp.add(piece)
+        with np.errstate(invalid="ignore"):
+            sums.add(piece.log_ref, piece.log_quant, piece.kld, piece.same, piece.scored * 1.0)
+    found, by_chunk = counts.found, sums.by_chunk()
     return PairStats(
-        positions=int(scored.sum()),
+        positions=found["scored"],
         positions_ref=index.layout.n,
-        chunks=_compared_chunks(index, quant),
+        chunks=len(by_chunk),
         chunks_ref=index.layout.n_chunk,
-        complete=not (pair["state"] == State.PENDING).any(),
-        invalid=int((pair["state"] == State.INVALID).sum()),
-        missing=int((pair["state"] == State.MISSING).sum()),
-        roots=int(roots.sum()),
+        complete=not found["pending"],
+        invalid=found["invalid"],
+        missing=found["missing"],
+        roots=costs.size,
         roots_by_cost={step: int((costs >= step).sum()) for step in COST_STEPS},
         near_ties=int((costs < thresholds.near_tie).sum()),
         near_tie=thresholds.near_tie,
         near_tie_source=thresholds.near_tie_source,
-        ties=int((scored & (pair["kind"] == Kind.TIE)).sum()),
-        moved=int((scored & ~roots & (pair["kld"] >= moved_kld)).sum()),
+        ties=found["ties"],
+        moved=found["moved"],
         moved_kld=moved_kld,
-        floored=int((floor_ref | floor_quant).sum()),
-        floored_ref=int(floor_ref.sum()),
-        floored_quant=int(floor_quant.sum()),
-        not_summing_ref=int((scored & _has(ref, Bound.MASS)).sum()),
-        not_summing_quant=int((scored & _has(pair, Bound.MASS)).sum()),
-        stream_positions=int(known.sum()),
-        kld=Sample.of(kld[scored], KLD_PERCENTILES),
-        kld_is_bound=bool((scored & _has(pair, Bound.KLD)).any()),
-        kld_infinite=int(np.isinf(kld[scored]).sum()),
-        clamp=_clamp(pair[scored]),
+        floored=found["floored"],
+        floored_ref=found["floored_ref"],
+        floored_quant=found["floored_quant"],
+        not_summing_ref=found["not_summing_ref"],
+        not_summing_quant=found["not_summing_quant"],
+        stream_positions=found["known"],
+        kld=Sample.of(lambda: _klds(index, quant), KLD_PERCENTILES),
+        kld_is_bound=bool(found["bounds"]),
+        kld_infinite=found["infinite"],
+        clamp=clamp.clamp(),
         divergence=divergence_of(index, quant, runs),
-        dp=Sample.of(dp, DP_PERCENTILES),
-        totals=sums.totals(index.layout.n),
-        by_chunk=tuple(by_chunk),
+        dp=Sample.of(lambda: _dps(index, quant), DP_PERCENTILES),
+        totals=sums.totals(),
+        by_chunk=by_chunk,
         notes=tuple(index.notes[quant]),
     )
 
 
-def _clamp(pair: NDArray[Any]) -> Clamp:
-    floored = pair["kld_floored"].astype(np.float64)
-    more = pair["kld_more"].astype(np.float64)
-    known = ~np.isnan(floored)
-    if not known.any() or not known.all():
-        return Clamp(int((floored[known] > 0).sum()), *([math.nan] * 4))
-    return Clamp(
-        int((floored > 0).sum()),
-        float(floored.mean()),
-        float(more.mean()),
-        float(more.max()),
-        float(more.sum()),
-    )
+class _Piece:
+    """Columns of a stretch of positions, as the sums take them."""
+
+    def __init__(self, index: Index, quant: int, where: slice) -> None:
+        ref, pair = index.ref, index.pairs[quant]
+        self.ref, self.pair, self.where = ref, pair, where
+        self.state = pair["state"][where]
+        self.scored = self.state == State.SCORED
+        log_ref, log_quant = ref["ref_stream"][where], pair["quant_stream"][where]
+        self.known = self.scored & ~np.isnan(log_ref) & ~np.isnan(log_quant)
+        self.log_ref, self.log_quant = log_ref.astype(np.float64), log_quant.astype(np.float64)
+        self.log_ref[~self.known] = self.log_quant[~self.known] = np.nan
+        self.kld = pair["kld"][where].astype(np.float64)
+        self.same = (ref["ref_id"][where] == pair["quant_id"][where]).astype(np.float64)
+
+    def has(self, table: Table, flag: Bound) -> NDArray[np.bool_]:
+        return np.asarray((table["bounds"][self.where] & np.uint8(flag)) != 0)
 
 
-def _compared_chunks(index: Index, quant: int) -> int:
-    """How many chunks have a position that was compared."""
-    scored = index.pairs[quant]["state"] == State.SCORED
-    slices = (index.layout.chunk_slice(chunk) for chunk in range(index.layout.n_chunk))
-    return sum(bool(scored[where].any()) for where in slices)
+class _Counts:
+    """How many positions are what."""
+
+    def __init__(self) -> None:
+        self.found: Counter[str] = Counter()
+
+    def add(self, piece: _Piece, moved_kld: float) -> None:
+        state, scored, known, kind = piece.state, piece.scored, piece.known, piece.pair["kind"]
+        kind = kind[piece.where]
+        floored_ref = known & piece.has(piece.ref, Bound.REF_STREAM)
+        floored_quant = known & piece.has(piece.pair, Bound.QUANT_STREAM)
+        for name, here in (
+            ("scored", scored),
+            ("pending", state == State.PENDING),
+            ("invalid", state == State.INVALID),
+            ("missing", state == State.MISSING),
+            ("known", known),
+            ("ties", scored & (kind == Kind.TIE)),
+            ("moved", scored & (kind != Kind.ROOT) & (piece.kld >= moved_kld)),
+            ("floored", floored_ref | floored_quant),
+            ("floored_ref", floored_ref),
+            ("floored_quant", floored_quant),
+            ("not_summing_ref", scored & piece.has(piece.ref, Bound.MASS)),
+            ("not_summing_quant", scored & piece.has(piece.pair, Bound.MASS)),
+            ("bounds", scored & piece.has(piece.pair, Bound.KLD)),
+            ("infinite", scored & np.isinf(piece.kld)),
+        ):
+            self.found[name] += int(np.count_nonzero(here))
 
 
-def _has(columns: Any, flag: Bound) -> NDArray[np.bool_]:
-    return np.asarray((columns["bounds"] & np.uint8(flag)) != 0)
+class _ClampSums:
+    """What a `Clamp` is made of."""
+
+    def __init__(self) -> None:
+        self._scored = self._known = self._positions = 0
+        self._floored = self._more = 0.0
+        self._most = -math.inf
+
+    def add(self, piece: _Piece) -> None:
+        floored = piece.pair["kld_floored"][piece.where][piece.scored].astype(np.float64)
+        more = piece.pair["kld_more"][piece.where][piece.scored].astype(np.float64)
+        self._scored += floored.size
+        self._known += int(np.count_nonzero(~np.isnan(floored)))
+        self._positions += int(np.count_nonzero(floored > 0))
+        self._floored += float(floored.sum())
+        self._more += float(more.sum())
+        self._most = max(self._most, float(more.max(initial=-math.inf)))
+
+    def clamp(self) -> Clamp:
+        n = self._known
+        if not n or n < self._scored:
+            return Clamp(self._positions, *([math.nan] * 4))
+        return Clamp(self._positions, self._floored / n, self._more / n, self._most, self._more)
+
+
+def _klds(index: Index, quant: int) -> Iterator[tuple[NDArray[np.float32], NDArray[np.intp]]]:
+    pair = index.pairs[quant]
+    for where in pieces(index):
+        kld = pair["kld"][where][pair["state"][where] == State.SCORED]
+        kld = kld[~np.isnan(kld)]
+        yield kld, np.zeros(kld.size, np.intp)
+
+
+def _dps(index: Index, quant: int) -> Iterator[tuple[NDArray[np.float32], NDArray[np.intp]]]:
+    for where in pieces(index):
+        piece = _Piece(index, quant, where)
+        dp = np.exp(piece.log_quant[piece.known]) - np.exp(piece.log_ref[piece.known])
+        yield dp.astype(np.float32), np.zeros(dp.size, np.intp)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 
 from kldtui.report.diverging_text import format_divergence
-from kldtui.report.stats import Estimate, PairStats, Sample, Totals
+from kldtui.report.stats import PairStats
+from kldtui.report.totals import Estimate, Sample, Totals
 from kldtui.vocab import safe
 
 NO_FLOOR = (
