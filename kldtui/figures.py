@@ -32,6 +32,7 @@ from kldtui.spans import CallFinder
 from kldtui.vocab import Vocabulary, find_vocabulary
 
 _TOKENS_KEPT = 64
+_CALLS_AT_ONCE = 1 << 16
 LONG = 200_000
 """Positions beyond which counting or listing them takes longer than a frame of the screen."""
 
@@ -62,7 +63,8 @@ class Figures:
     """What the user named to read text with, or the tokenizer.json beside the reference; a server
     that takes text needs it too."""
     _tokens: dict[int, NDArray[np.int32]] = field(default_factory=dict)
-    _calls: dict[int, NDArray[np.bool_] | None] = field(default_factory=dict)
+    _calls: dict[int, NDArray[np.uint8] | None] = field(default_factory=dict)
+    """By chunk, a bit a token; a long stream has many."""
     _finder: tuple[Vocabulary, CallFinder] | None = None
     _runs: Runs | None = None
     _counted_n: int = 0
@@ -250,15 +252,19 @@ class Figures:
     def _in_call(self, found: NDArray[np.int64]) -> NDArray[np.bool_]:
         out = np.zeros(found.size, bool)
         layout = self.index.layout
-        chunks, ts = layout.chunks(found), layout.ts(found)
-        order = np.argsort(chunks, kind="stable")
-        numbers, starts = np.unique(chunks[order], return_index=True)
-        for chunk, rows in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
-            if chunk not in self._calls:
-                self._calls[chunk] = self._calls_in(chunk)
-            held = self._calls[chunk]
-            if held is not None:
-                out[rows] = held[ts[rows]]
+        for begin in range(0, found.size, _CALLS_AT_ONCE):
+            part = found[begin : begin + _CALLS_AT_ONCE]
+            chunks, ts = layout.chunks(part), layout.ts(part)
+            order = np.argsort(chunks, kind="stable")
+            numbers, starts = np.unique(chunks[order], return_index=True)
+            for chunk, rows in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
+                if chunk not in self._calls:
+                    inside = self._calls_in(chunk)
+                    self._calls[chunk] = None if inside is None else np.packbits(inside)
+                held = self._calls[chunk]
+                if held is not None:
+                    at = ts[rows]
+                    out[begin + rows] = held[at >> 3] >> (7 - (at & 7)) & 1
         return out
 
     def _root_text(self, i: int, quant: int) -> str:

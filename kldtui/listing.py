@@ -169,8 +169,11 @@ def list_roots(
             runs = lookups.run(found)
             later = np.zeros(found.size, bool)
             later[1:] = runs[1:] == runs[:-1]
+            del runs  # a million of anything is worth giving back
             calls = lookups.in_call(found)
-            ranks = np.lexsort((found, -np.nan_to_num(costs, nan=-1.0), ~calls, later, near))
+            np.nan_to_num(costs, copy=False, nan=-1.0)
+            np.negative(costs, out=costs)
+            ranks = np.lexsort((costs, ~calls, later, near))  # equals stay in their order
             found, near = found[ranks], near[ranks]
         if wanted.near_ties != "all":
             found = found[near if wanted.near_ties == "near" else ~near]
