@@ -79,6 +79,9 @@ def used(running: Program) -> dict[str, float]:
     running.until(lambda screen: "case matters" in screen.text)
     running.press("the\r")
     running.go_on(3)
+    running.press("S")
+    running.until(lambda screen: "Perplexity statistics" in screen.text)
+    running.go_on(1)
     return running.peak
 
 
