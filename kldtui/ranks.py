@@ -1,4 +1,4 @@
-"""Values by their rank, exact, however many there are: from two readings of them, in little memory.
+"""Values by their rank, exact, of up to two thousand million: from two readings, in little memory.
 
 Knows: numpy, and the order of float32 by their bits.
 Must not know: what the values are, or where they come from.
@@ -25,11 +25,12 @@ class Ranks:
 
     def __init__(self, read: Read, groups: int = 1) -> None:
         self._read = read
-        counts = np.zeros(groups * _HALF, np.int64)
+        counts = np.zeros(groups * _HALF, np.int32)
         for values, group in read():
-            counts += np.bincount(group * _HALF + (_keys(values) >> 16), minlength=counts.size)
+            found = np.bincount(group * _HALF + (_keys(values) >> 16), minlength=counts.size)
+            np.add(counts, found, out=counts, casting="unsafe")
         self._counts = counts.reshape(groups, _HALF)
-        self._upto = self._counts.cumsum(axis=1)
+        self._upto = self._counts.cumsum(axis=1, dtype=np.int32)
 
     def count(self, group: int = 0) -> int:
         """How many values a group has."""
@@ -43,29 +44,28 @@ class Ranks:
                 raise IndexError(f"rank {rank} of {self.count(group)}")
             places.append((group, int(self._upto[group].searchsorted(rank, side="right"))))
         slots = {place: slot for slot, place in enumerate(dict.fromkeys(places))}
-        lower = self._lower(slots).cumsum(axis=1)
+        lower = self._lower(slots)
         out = []
         for (group, rank), place in zip(wanted, places, strict=True):
             high = place[1]
             within = rank - int(self._upto[group, high] - self._counts[group, high])
-            low = int(lower[slots[place]].searchsorted(within, side="right"))
+            low = int(lower[slots[place]].cumsum().searchsorted(within, side="right"))
             # Values that change between the readings must not lead outside.
             out.append(_value(high << 16 | min(low, _HALF - 1)))
         return out
 
-    def _lower(self, slots: dict[tuple[int, int], int]) -> NDArray[np.int64]:
-        """Of the values in each slot, how many have which lower half, int64[slots, 65536]."""
-        of = np.full(self._counts.size, -1, np.intp)
+    def _lower(self, slots: dict[tuple[int, int], int]) -> NDArray[np.int32]:
+        """Of the values in each slot, how many have which lower half, int32[slots, 65536]."""
+        of = np.full(self._counts.size, -1, np.int16)
         for (number, high), slot in slots.items():
             of[number * _HALF + high] = slot
-        found = np.zeros(len(slots) * _HALF, np.int64)
+        found = np.zeros((len(slots), _HALF), np.int32)
         for values, group in self._read():
             keys = _keys(values)
             slot_of = of[group * _HALF + (keys >> 16)]
-            here = slot_of >= 0
-            at = slot_of[here] * _HALF + (keys[here] & (_HALF - 1))
-            found += np.bincount(at, minlength=found.size)
-        return found.reshape(len(slots), _HALF)
+            here = np.flatnonzero(slot_of >= 0)
+            np.add.at(found, (slot_of[here], keys[here] & (_HALF - 1)), 1)
+        return found
 
     def percentiles(self, percents: Sequence[float], group: int = 0) -> list[float]:
         """Percentiles of a group that is not empty, interpolated linearly."""

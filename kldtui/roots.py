@@ -194,7 +194,8 @@ def select(
             here = qualifies(at, quant)
             value = _sort_value(index, quant, query.sort, at[here])
             values[here] = np.fmax(values[here], value)
-    return found[np.argsort(-key, kind="stable")]
+    np.negative(key, out=key)
+    return found[np.argsort(key, kind="stable")]
 
 
 def _only_chunk(index: Index, chunk: int | None) -> slice | None:

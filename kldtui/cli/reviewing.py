@@ -22,7 +22,7 @@ from kldtui.errors import KldtuiError
 from kldtui.recordings import name_files
 from kldtui.session import Session
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 """Of glibc's malloc.h."""
 _LARGE_BYTES = 2 << 20
 """More than any array of a scan, so that it is not slowed."""
@@ -158,13 +158,14 @@ def _config() -> Config:
 def _give_back_memory() -> None:
     """Have freed arrays given back to the system at once, where the C library is glibc.
 
-    It keeps blocks of up to 32 MB for later once it has seen some freed: a few lists of a million
-    roots, and half of the program's memory is kept for nothing.
+    It keeps blocks of up to 32 MB for later once it has seen some freed, for each thread its own: a
+    few lists of a million roots, and half of the program's memory is kept for nothing.
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
         mallopt(_M_TRIM_THRESHOLD, 2 * _LARGE_BYTES)
+        mallopt(_M_ARENA_MAX, 1)
 
 
 def _run(session: Session, config: Config, running: Demo | None = None) -> None:
