@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -25,6 +26,8 @@ GROUPS = ("open", "scan", "screen", "memory", "labels")
 )
 def main(groups: Sequence[str], as_json: bool) -> None:
     """Measure speed and memory, each against something else in the same run."""
+    # Whoever ends this early does not want gigabytes left behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     found: list[Result] = []
     for name in groups or GROUPS:
         click.echo(f"measuring: {name}", err=True)
