@@ -1,7 +1,9 @@
 """A review as large as they come: 20 million tokens and a million roots, in files full of holes.
 
-Knows: the layout of `.kld` files, the tables of an index, and real rows to put where one looks.
+Knows: the layout of `.kld` files, the tables of an index, and real rows.
 Must not know: what is measured with it.
+
+Only the first records are there; each of the others is read as one of them.
 """
 
 from __future__ import annotations
@@ -15,64 +17,75 @@ import numpy as np
 from bench.data import real_rows
 from kldtui.index import Index, Keeper, Kind, State
 from kldtui.recordings import Recording, open_recording
+from kldtui.recordings.kld import KldRecording
 
 N_CTX = 512
 _BLOCK = 1 << 16
+_REAL = 300
+"""Records that are there, twice, so that a read may begin at any of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Large:
-    """Two files of one stream, and which flat positions are roots and have real rows."""
+    """Two files of one stream; the index in `cache` is of the first `scanned` positions."""
 
     ref: Path
     quant: Path
     cache: Path
     positions: int
-    visited: list[int]
+    scanned: int
 
 
-def large_review(
-    where: Path, tokens: int, roots: int, visited: int = 64, cache: Path | None = None
-) -> Large:
+def large_review(where: Path, tokens: int, roots: int, scanned: float = 1.0) -> Large:
     """Files of so many tokens, and a saved index in which so many positions are roots.
 
-    `visited` of the roots, evenly spread, have real rows in both files; all else are holes.
+    scanned: the share of the positions, from the first on, that the index has.
     """
     ref_rows, quant_rows, stream, n_vocab = real_rows()
     chunks = tokens // N_CTX
-    per_chunk = N_CTX - 1 - N_CTX // 2
-    n = chunks * per_chunk
-    rng = np.random.default_rng(0)
-    at = np.sort(rng.choice(n, roots, replace=False))
-    shown = at[:: max(1, roots // visited)][:visited].tolist()
+    n = chunks * (N_CTX - 1 - N_CTX // 2)
     ids = np.resize(stream, chunks * N_CTX).astype("<i4")
-    head = b"_logits_" + struct.pack("<iii", N_CTX, n_vocab, chunks)
-    size = ref_rows[0].nbytes
-    offset = 20 + ids.nbytes
+    head = b"_logits_" + struct.pack("<iii", N_CTX, n_vocab, chunks) + ids.tobytes()
     paths = []
     for name, rows in (("ref", ref_rows), ("quant", quant_rows)):
         paths.append(where / f"{name}.kld")
+        real = np.resize(rows, (_REAL, rows.shape[1])).tobytes()
         with paths[-1].open("wb") as file:
-            file.write(head + ids.tobytes())
-            for k, i in enumerate(shown):
-                file.seek(offset + i * size)
-                file.write(rows[k % len(rows)].tobytes())
-            file.truncate(offset + n * size)
+            file.write(head + real + real)
+            file.truncate(len(head) + n * rows[0].nbytes)
     opened = [open_recording(path) for path in paths]
-    cache = cache or where / "cache"
-    _fill(opened, cache, at, n_vocab)
+    upto = int(n * scanned)
+    at = np.sort(np.random.default_rng(0).choice(n, roots, replace=False))
+    _fill(opened, where / "index", at, n_vocab, upto)
     for recording in opened:
         recording.close()
-    return Large(paths[0], paths[1], cache, n, shown)
+    return Large(paths[0], paths[1], where / "index", n, upto)
 
 
-def _fill(recordings: list[Recording], cache: Path, roots: np.ndarray, n_vocab: int) -> None:
+def without_holes(recording: Recording) -> None:
+    """Read every record of the file as one of those that are there."""
+    if not isinstance(recording, KldRecording):
+        raise TypeError(f"{recording.path} is no .kld file")
+    start, size = recording.header.data_offset, 2 * recording.header.record_words
+    read = recording._read
+
+    def read_real(view: memoryview, offset: int) -> None:
+        if offset >= start:
+            offset = start + (offset - start) % (_REAL * size)
+        read(view, offset)
+
+    recording._read = read_real  # type: ignore[method-assign]
+
+
+def _fill(
+    recordings: list[Recording], cache: Path, roots: np.ndarray, n_vocab: int, upto: int
+) -> None:
     index = Index(recordings[0], recordings[1:], Keeper(cache))
     rng = np.random.default_rng(1)
     is_root = np.zeros(index.layout.n, bool)
     is_root[roots] = True
-    for start in range(0, index.layout.n, _BLOCK):
-        part = is_root[start : start + _BLOCK]
+    for start in range(0, upto, _BLOCK):
+        part = is_root[start : min(upto, start + _BLOCK)]
         count = part.size
         ref, pair = (np.zeros(count, table.dtype) for table in (index.ref, index.pairs[0]))
         for entries in (ref, pair):
