@@ -40,11 +40,6 @@ class Detail:
     quant_mass: float
 
 
-def _best(row: Row | None) -> int | None:
-    top = row.top(1) if row is not None else []
-    return top[0][0] if top else None
-
-
 def _words(row: Row | None) -> str:
     if row is None:
         return "not recorded"
@@ -79,8 +74,8 @@ def align(ref: Row | None, quant: Row | None, stream_id: int | None, n: int) -> 
     masses = [sum(math.exp(value) for _, value in top) for top in tops]
     return Detail(
         tuple(rows),
-        _best(ref),
-        _best(quant),
+        tops[0][0][0] if tops[0] else None,
+        tops[1][0][0] if tops[1] else None,
         stream_id,
         _words(ref),
         _words(quant),

@@ -90,6 +90,42 @@ def facts_at(
     )
 
 
+_BRIEF_REF = ("ref_id", "margin", "ref_p_ref", "bounds")
+_BRIEF_PAIR = ("state", "quant_id", "kld", "ref_p_quant", "bounds")
+
+
+@dataclass(frozen=True, slots=True)
+class Brief:
+    """Those of a position's facts that a row of a list shows; log-probabilities in nats."""
+
+    state: State
+    ref_id: int
+    quant_id: int
+    kld: float
+    margin: float
+    cost: float
+    near_tie: bool
+    bounds: Bound
+
+
+def brief_at(index: Index, i: int, quant: int, thresholds: Thresholds) -> Brief:
+    """As `facts_at`, from fewer columns: rows of a sorted list lie far apart, and each column of
+    each of them is a page to be mapped."""
+    ref = index.ref.entries(i, _BRIEF_REF)
+    pair = index.pairs[quant].entries(i, _BRIEF_PAIR)
+    cost = float(ref["ref_p_ref"]) - float(pair["ref_p_quant"])
+    return Brief(
+        state=State(int(pair["state"])),
+        ref_id=int(ref["ref_id"]),
+        quant_id=int(pair["quant_id"]),
+        kld=float(pair["kld"]),
+        margin=float(ref["margin"]),
+        cost=cost,
+        near_tie=cost < thresholds.near_tie,
+        bounds=Bound(int(pair["bounds"]) | int(ref["bounds"])),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Counts:
     """How many positions of a pair are what, as far as it is scanned."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from kldtui.detail import Detail, align
 from kldtui.errors import KldtuiError
-from kldtui.facts import Counts, RootFacts, count_pair, facts_at, is_rollout
+from kldtui.facts import Brief, Counts, RootFacts, brief_at, count_pair, facts_at, is_rollout
 from kldtui.index import Index, keeper
 from kldtui.index.absent import NOT_HERE
 from kldtui.index.scanfile import ScanFile, is_scan_file
@@ -212,6 +212,10 @@ class Figures:
         position = self.position(i)
         stream = int(self.chunk_tokens(position.chunk)[position.t])
         return facts_at(self.index, i, quant, stream, self.thresholds, self.flips(i))
+
+    def brief(self, i: int, quant: int) -> Brief:
+        """What a row of a list shows of flat position `i` for quant number `quant`."""
+        return brief_at(self.index, i, quant, self.thresholds)
 
     def facts_of(self, position: Position, quant: int) -> RootFacts:
         """The same by position. Raises KldtuiError where it is not scored."""

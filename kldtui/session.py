@@ -249,10 +249,10 @@ class Session(Figures):
         tokens = self.chunk_tokens(position.chunk)
         i = self.flat(position)
         if i is not None and self.quants:
-            pair = self.index.pairs[quant][i]
-            if pair["state"] == State.SCORED:
-                starts["ref"] = int(self.index.ref[i]["ref_id"])
-                starts["quant"] = int(pair["quant_id"])
+            pair = self.index.pairs[quant]
+            if pair["state"][i] == State.SCORED:
+                starts["ref"] = int(self.index.ref["ref_id"][i])
+                starts["quant"] = int(pair["quant_id"][i])
         if 0 < position.t < tokens.size:
             starts["stream"] = int(tokens[position.t])
         return Place(position, quant, starts)
@@ -387,7 +387,7 @@ class Session(Figures):
 
         def logp(t: int) -> float | None:
             i = self.flat(Position(chunk, t))
-            value = float(self.index.ref[i]["ref_stream"]) if i is not None else math.nan
+            value = float(self.index.ref["ref_stream"][i]) if i is not None else math.nan
             return value if math.isfinite(value) else None
 
         return follow_stream(

@@ -37,7 +37,7 @@ HEAD_BYTES = 1 << 14
 BLOCK = 4096
 _PAGE = 4096
 _ROOM = 1 << 20
-_LOOKS = 4
+_LOOKS = 16
 
 
 class Unusable(Exception):

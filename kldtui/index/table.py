@@ -20,7 +20,8 @@ MARKS = ("state", "rest")
 
 
 class Table:
-    """`table["kld"]` is a column, `table[5]` an entry, `table[3:9]` a structured array of entries.
+    """`table["kld"]` is a column, `table[5]` an entry (a dict by column), `table[3:9]` a
+    structured array of entries.
 
     Columns are views that may be written to; entries and arrays of them are copies.
     """
@@ -49,7 +50,7 @@ class Table:
     @overload
     def __getitem__(self, key: str) -> NDArray[Any]: ...
     @overload
-    def __getitem__(self, key: int) -> Any: ...
+    def __getitem__(self, key: int) -> dict[str, Any]: ...
     @overload
     def __getitem__(self, key: slice | NDArray[Any] | list[int]) -> Columns: ...
     def __getitem__(self, key: Any) -> Any:
@@ -61,12 +62,9 @@ class Table:
         self._arrays[name][...] = values
 
     def entries(self, key: Any, names: Sequence[str]) -> Any:
-        """Entries with only some of their columns; the others are 0."""
+        """Entries with only some of their columns; the others are 0, or not there in a dict."""
         if isinstance(key, int | np.integer):
-            out = np.zeros((), self.dtype)
-            for name in names:
-                out[name] = self._arrays[name][key]
-            return out[()]
+            return {name: self._arrays[name][key] for name in names}
         first = self._arrays[self.names[0]][key]
         out = np.zeros(first.shape, self.dtype)
         for name in names:
