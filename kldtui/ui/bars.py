@@ -161,8 +161,14 @@ class Minimap(BaseStyled):
 
     def place(self, cursor: float) -> None:
         """cursor: its place as a share of the stream."""
-        self._cursor = cursor
-        self.refresh()
+        before, self._cursor = self._cell, cursor
+        if self._cell != before:
+            self.refresh()
+
+    @property
+    def _cell(self) -> int:
+        """The cell that the cursor is in."""
+        return min(self.size.width - 1, int(self._cursor * self.size.width))
 
     def render_line(self, y: int) -> Strip:
         width = self.size.width
@@ -173,7 +179,7 @@ class Minimap(BaseStyled):
             most = max(2, int(self._counts.max(initial=0)))
             levels = np.where(self._counts > 0, 1 + np.rint(7 * (self._counts - 1) / (most - 1)), 0)
             self._drawn = "".join(_DENSITY[level] for level in levels.astype(int).tolist())
-        here = min(width - 1, int(self._cursor * width))
+        here = self._cell
         style = marks.ROOT_STYLE + Style(underline=False)
         parts = (
             (self._drawn[:here], style),

@@ -1,23 +1,36 @@
-"""A widget's own colours and the words in its border, painted again only when they change.
+"""What all that draws lines has in common: its own colours, the words in its border, scrolling.
 
-Knows: what Textual asks of a widget when its style changes, and what a border's words cost.
+Knows: what Textual asks of a widget when its style changes, and what it has painted again.
 Must not know: any widget of this program.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Self
+
+from rich.segment import Segment
 from rich.style import Style
+from textual.geometry import Offset, Region, Size
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
 from textual.widget import Widget
 
+from kldtui.ui import marks
 from kldtui.ui.text import plain
+
+_BARS = {
+    thumb: Strip([Segment(marks.THUMB if thumb else " ", marks.DIM)], 1) for thumb in (True, False)
+}
 
 
 class BaseStyled(Widget):
     """A widget that draws many lines: `rich_style` walks up the screen each time it is asked,
-    and other words in the border have all of the widget painted again."""
+    and other words in the border would have all of the widget painted again."""
 
     _base_style: Style | None = None
-    _heads: tuple[str, str] | None = None
+    _heads: tuple[str, str] = ("", "")
+    _instead: tuple[Region, ...] = ()
 
     @property
     def base_style(self) -> Style:
@@ -27,14 +40,102 @@ class BaseStyled(Widget):
         return self._base_style
 
     def head(self, title: str, subtitle: str = "") -> None:
-        """Set the border's words, as they are; what is the same is not painted again."""
-        before = self._heads or ("", "")
-        self._heads = (title, subtitle)
-        if title != before[0]:
-            self.border_title = plain(title)
-        if subtitle != before[1]:
-            self.border_subtitle = plain(subtitle)
+        """Set the border's words, as they are; only what changes of them is painted again."""
+        before, self._heads = self._heads, (title, subtitle)
+        width, height = self.outer_size
+        left, top = -self.gutter.left, -self.gutter.top
+        try:
+            if title != before[0]:
+                self._instead = (Region(left, top, width, 1),)
+                self.border_title = plain(title)
+            if subtitle != before[1]:
+                self._instead = (Region(left, top + height - 1, width, 1),)
+                self.border_subtitle = plain(subtitle)
+        finally:
+            self._instead = ()
+
+    def refresh(
+        self,
+        *regions: Region,
+        repaint: bool = True,
+        layout: bool = False,
+        recompose: bool = False,
+    ) -> Self:
+        """As of any widget, but lines whole: Textual would cut what is within the border out of
+        each. And its setters of the border's words ask for the whole widget."""
+        across, width = -self.gutter.left, self.outer_size.width
+        lines = (Region(across, region.y, width, region.height) for region in regions)
+        where = (*lines, *(() if regions else self._instead))
+        return super().refresh(*where, repaint=repaint, layout=layout, recompose=recompose)
 
     def notify_style_update(self) -> None:
         super().notify_style_update()
         self._base_style = None
+
+
+# ScrollView comes first: a widget has the default CSS of its first base alone.
+class Pane(ScrollView, BaseStyled, can_focus=True, inherit_bindings=False):
+    """Lines to scroll through, of which only the visible ones are drawn.
+
+    The scrollbar is the last cell of each line: as a widget of its own it would take as long as
+    the lines, and have the whole screen laid out as it comes and goes.
+    """
+
+    DEFAULT_CSS = "Pane { overflow: hidden hidden; }"
+
+    @property
+    def allow_vertical_scroll(self) -> bool:
+        """Whether there are more lines than fit; then there is a scrollbar."""
+        return self.virtual_size.height > self.size.height
+
+    @property
+    def across(self) -> int:
+        """The cells of a line, beside the scrollbar."""
+        return max(0, self.size.width - self.allow_vertical_scroll)
+
+    def extend(self, lines: int) -> None:
+        """Say how many lines there are."""
+        self.set_reactive(Pane.virtual_size, Size(self.size.width, lines))
+        self.scroll_y = self.validate_scroll_y(self.scroll_y)
+
+    def thumb(self, y: int) -> bool | None:
+        """Whether line `y` of the pane has the scrollbar's thumb; None without a scrollbar."""
+        if not self.allow_vertical_scroll:
+            return None
+        height, last = self.size.height, self.max_scroll_y
+        long = max(1, height * height // self.virtual_size.height)
+        first = round(self.scroll_offset.y / max(1, last) * (height - long))
+        return first <= y < first + long
+
+    def line(self, segments: Iterable[Segment], thumb: bool | None, style: Style) -> Strip:
+        """A whole line of the pane, in a style."""
+        strip = Strip(segments).adjust_cell_length(self.across, style).apply_style(style)
+        return strip if thumb is None else Strip.join([strip, _BARS[thumb]])
+
+    def scrolled_to(self, offset: Offset | None) -> bool:
+        """Scroll to where the scrollbar was clicked; false for a click beside it."""
+        if offset is None or offset.x < self.across:
+            return False
+        share = offset.y / max(1, self.size.height - 1)
+        self.scroll_to(y=round(share * self.max_scroll_y), animate=False)
+        return True
+
+    def bring(self, line: int, around: int) -> None:
+        """Scroll where a line, or one of the `around` next to it, is out of sight.
+
+        Not by as little as can be, which would paint all lines at each key from there on: a third
+        of the pane then lies before the line, seen from where it was come from.
+        """
+        top, height = self.scroll_offset.y, self.size.height
+        around = min(around, height // 3)
+        if max(0, line - around) < top:
+            self.scroll_to(y=line - height + 1 + height // 3, animate=False)
+        elif line + around >= top + height:
+            self.scroll_to(y=line - height // 3, animate=False)
+
+    def repaint(self, lines: Iterable[int]) -> None:
+        """Have these lines painted again, as far as they are on screen."""
+        (width, height), top = self.size, self.scroll_offset.y
+        seen = [Region(0, line - top, width, 1) for line in lines if 0 <= line - top < height]
+        if seen:
+            self.refresh(*seen)

@@ -93,7 +93,7 @@ class BranchPane(TokenPane):
     def _follow(self, start: int) -> None:
         """While a branch grows unwatched, keep its end in sight, but its start if all fits."""
         first = max(0, self.wrapped.line_of(start) - 1)
-        height = self.scrollable_content_region.height
+        height = self.size.height
         top = min(first, max(0, self.wrapped.lines - height)) if height else first
         last = max(0, self.wrapped.lines - height)
         running = self.branch is not None and self.branch.stop is None
@@ -123,7 +123,7 @@ class BranchPane(TokenPane):
     def _wrap_words(self) -> None:
         """Lay out the words, and paint the lines that they take or took."""
         before, words = len(self._lines), self._said[1] if self._said else ""
-        self._lines = wrap_words(words, max(1, self.scrollable_content_region.width))
+        self._lines = wrap_words(words, max(1, self.size.width))
         self.refresh(Region(0, 0, self.size.width, max(before, len(self._lines))))
 
     def relayout(self) -> None:
@@ -133,11 +133,8 @@ class BranchPane(TokenPane):
 
     def render_line(self, y: int) -> Strip:
         if self.branch is None:
-            width = self.scrollable_content_region.width
-            if y >= len(self._lines):
-                return Strip.blank(width, self.base_style)
-            strip = Strip([Segment(self._lines[y], marks.DIM)])
-            return strip.adjust_cell_length(width, self.base_style).apply_style(self.base_style)
+            words = [Segment(text, marks.DIM) for text in self._lines[y : y + 1]]
+            return self.line(words, None, self.base_style)
         return super().render_line(y)
 
     @property

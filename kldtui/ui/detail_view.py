@@ -7,19 +7,19 @@ Must not know: where the rows come from.
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
-from textual.geometry import Region, Size
-from textual.scroll_view import ScrollView
+from textual.geometry import Region
 from textual.strip import Strip
 
 from kldtui.detail import Detail
 from kldtui.session import Session
 from kldtui.ui import marks
-from kldtui.ui.base_style import BaseStyled
+from kldtui.ui.base_style import Pane
 from kldtui.ui.messages import DetailLeft
 from kldtui.ui.text import fit, percent, wrap_words
 
@@ -27,7 +27,7 @@ Shown = tuple[Detail | None, str, list[tuple[str, Style]], tuple[str, str]]
 """What `DetailView.show` takes: the table, its heading, the figures under it, both names."""
 
 
-class DetailView(BaseStyled, ScrollView, can_focus=True, inherit_bindings=False):
+class DetailView(Pane):
     """Shows a Detail; `heading` is where it is, `figures` the lines below the table."""
 
     def __init__(self, session: Session, *, id: str) -> None:
@@ -61,25 +61,28 @@ class DetailView(BaseStyled, ScrollView, can_focus=True, inherit_bindings=False)
         self._heading = heading
         self._detail, self._figures, self._names = detail, figures, names
         tokens = [row.token for row in detail.rows] if detail is not None else []
-        self._row = tokens.index(kept) if kept in tokens else 0
+        self._mark_row(tokens.index(kept) if kept in tokens else 0)
         self.head(heading)
-        self._layout_lines()
+        self._lay()
         if not same:
             self.scroll_to(0, 0, animate=False)
 
-    def _layout_lines(self) -> None:
-        width = max(20, self.scrollable_content_region.width)
+    def _lay(self) -> None:
+        lines = self._drawn(max(20, self.size.width))
+        if len(lines) > self.size.height:
+            lines = self._drawn(max(20, self.size.width - 1))  # beside the scrollbar
+        before, self._lines = self._lines, lines
+        self.extend(len(lines))
+        pairs = enumerate(itertools.zip_longest(before, lines))
+        self.repaint(number for number, (was, now) in pairs if was != now)
+
+    def _drawn(self, width: int) -> list[list[Segment]]:
         lines: list[list[Segment]] = []
-        detail = self._detail
-        if detail is not None:
-            lines += self._table(detail, width)
+        if self._detail is not None:
+            lines += self._table(self._detail, width)
         for text, style in self._figures:
             lines += [[Segment(fit(part, width), style)] for part in wrap_words(text, width)]
-        self._lines = lines
-        # A size that changes from key to key would have the whole screen laid out again.
-        height = self.scrollable_content_region.height
-        self.virtual_size = Size(width, max(len(lines), height))
-        self.refresh()
+        return lines
 
     def _table(self, detail: Detail, width: int) -> list[list[Segment]]:
         number = 6
@@ -113,30 +116,35 @@ class DetailView(BaseStyled, ScrollView, can_focus=True, inherit_bindings=False)
         return text, marks.STREAM if token == detail.stream_id else marks.PLAIN
 
     def render_line(self, y: int) -> Strip:
-        width = self.scrollable_content_region.width
         number = y + self.scroll_offset.y
         segments = self._lines[number] if number < len(self._lines) else []
-        strip = Strip(segments).adjust_cell_length(width, self.base_style)
+        style = self.base_style
         if self.token is not None and number == self._row + 1:
-            strip = strip.apply_style(marks.SELECTED)
-        return strip.apply_style(self.base_style)
+            style += marks.SELECTED
+        return self.line(segments, self.thumb(y), style)
+
+    def _mark_row(self, row: int) -> None:
+        """Mark another row of the table; its head is the line before the first."""
+        before, self._row = self._row, row
+        if row != before:
+            self.repaint((before + 1, row + 1))
 
     def on_resize(self) -> None:
-        self._layout_lines()
+        self._lay()
         if self.has_focus:
             self._pick(self._row)
 
     def on_focus(self) -> None:
         self._pick(self._row)
-        self.refresh()
+        self.repaint((self._row + 1,))
 
     def on_blur(self) -> None:
-        self.refresh()
+        self.repaint((self._row + 1,))
         self.post_message(DetailLeft())
 
     def on_click(self, event: events.Click) -> None:
         offset = event.get_content_offset(self)
-        if offset is not None:
+        if offset is not None and not self.scrolled_to(offset):
             self._pick(offset.y + self.scroll_offset.y - 1)
 
     def move(self, where: str) -> None:
@@ -151,7 +159,6 @@ class DetailView(BaseStyled, ScrollView, can_focus=True, inherit_bindings=False)
 
     def _pick(self, row: int) -> None:
         if self._detail is not None and 0 <= row < len(self._detail.rows):
-            self._row = row
+            self._mark_row(row)
             top = 0 if row == 0 else row + 1
             self.scroll_to_region(Region(0, top, 1, 1), animate=False, force=True)
-            self.refresh()

@@ -17,6 +17,7 @@ NEAR_TIE = "≈"
 TIE = "="
 INVALID = "✗"
 FORK = "◆"
+THUMB = "▐"
 FLIPS, AGREES, ABSENT = "●", "·", "-"
 LABELS = dict(zip("1234567", "①②③④⑤⑥⑦", strict=True))
 BLOCKS = " ▏▎▍▌▋▊▉█"

@@ -7,6 +7,8 @@ Must not know: keys, roots, labels, or how branches are made.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from textual.cache import LRUCache
@@ -31,6 +33,22 @@ SIDES = ("left", "right")
 _MEETINGS = 16
 _SHARE_DRAWING = 3.0
 """Drawing a growing branch takes at most one part in so many of the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Showing:
+    """A place, its branches by key, the pairs that can be shown of them, and the one that is."""
+
+    place: Place
+    held: Mapping[str, Branch]
+    pairs: list[Pair]
+    pair: Pair
+
+    @property
+    def branches(self) -> dict[str, Branch | None]:
+        """What is shown left and right."""
+        keys = (self.place.key(arm) for arm in self.pair)
+        return {side: self.held.get(key) for side, key in zip(SIDES, keys, strict=True)}
 
 
 class PairScreen(Screen[None]):
@@ -79,19 +97,24 @@ class PairScreen(Screen[None]):
         return self.session.place(self.cursor, self.quant)
 
     @property
+    def showing(self) -> Showing:
+        """What there is to be shown of the place, and what of it is."""
+        place, view = self.place, self.views[-1] if self.views else None
+        held = self.session.recall(self.cursor, self.quant) if self.session.quants else {}
+        if view is not None:
+            return Showing(place, held, other_pairs(view, held), view.pair)
+        pairs = root_pairs(place, held, self.session.arms(self.quant))
+        return Showing(place, held, pairs, self._chosen if self._chosen is not None else pairs[0])
+
+    @property
     def pairs(self) -> list[Pair]:
         """The pairs that can be shown of the place, in turn."""
-        held = self.session.recall(self.cursor, self.quant)
-        if self.views:
-            return other_pairs(self.views[-1], held)
-        return root_pairs(self.place, held, self.session.arms(self.quant))
+        return self.showing.pairs
 
     @property
     def pair(self) -> Pair:
         """The two arms side by side."""
-        if self.views:
-            return self.views[-1].pair
-        return self._chosen if self._chosen is not None else self.pairs[0]
+        return self.showing.pair
 
     def show_pair(self, pair: Pair) -> None:
         """Put two other arms of the place side by side."""
@@ -111,10 +134,7 @@ class PairScreen(Screen[None]):
 
     def branches(self) -> dict[str, Branch | None]:
         """What is shown left and right."""
-        held = self.session.recall(self.cursor, self.quant) if self.session.quants else {}
-        return {
-            side: held.get(self.place.key(arm)) for side, arm in zip(SIDES, self.pair, strict=True)
-        }
+        return self.showing.branches
 
     @property
     def grows(self) -> bool:
@@ -131,9 +151,9 @@ class PairScreen(Screen[None]):
         """The top-N of the token under the cursor of the focused branch, else of the stream's."""
         side, token = self._part
         detail = self.query_one(DetailView)
-        branches = self.branches()
+        branches = self.branches() if token is not None and self._part_focused(side) else {}
         try:
-            if token is not None and branches[side] is not None and self._part_focused(side):
+            if token is not None and branches.get(side) is not None:
                 shown = branch_words.branch_detail(self.session, branches, side, token)
             else:
                 shown = words.position_detail(
@@ -156,15 +176,15 @@ class PairScreen(Screen[None]):
             for side in SIDES:
                 self.pane(side).show_words("", "no quant: start with --quant FILE")
             return
-        branches, place = self.branches(), self.place
+        showing = self.showing
         self._warn_of_files()
-        held = self.session.recall(self.cursor, self.quant).values()
+        branches = showing.branches
         forks: dict[str, set[int]] = {}
-        for branch in held:
+        for branch in showing.held.values():
             if branch.parent is not None:
                 forks.setdefault(branch.parent.branch, set()).add(branch.parent.offset)
         meeting = self._meeting(branches["left"], branches["right"])
-        pairs, pair = self.pairs, self.pair
+        pairs, pair = showing.pairs, showing.pair
         which = ""
         if len(pairs) > 1 and pair in pairs and any(branches.values()):
             which = f" ─ pair {pairs.index(pair) + 1} of {len(pairs)}"
@@ -178,7 +198,8 @@ class PairScreen(Screen[None]):
                 inside = forks.get(shown.id, set())
                 self.pane(side).show_branch(shown, meeting, title, status, inside)
             else:
-                self.pane(side).show_words(*branch_words.no_branch_words(self.session, arm, place))
+                words_of = branch_words.no_branch_words(self.session, arm, showing.place)
+                self.pane(side).show_words(*words_of)
 
     def _meeting(self, left: Branch | None, right: Branch | None) -> Meeting | None:
         """Where the pair parts and meets, compared anew only where one of the two has changed."""

@@ -276,14 +276,9 @@ class ReviewView(ListScreen):
         return self.session.flat(self.cursor)
 
     def refresh_all(self) -> None:
-        """Bring status, detail, pair, classes and keys up to the cursor."""
+        """Bring everything but the list and the stream up to date."""
         self.refresh_status()
-        self.refresh_detail()
-        self.refresh_pair()
-        facts = self.facts
-        record = self.session.label(self.cursor, self.quant) if facts is not None else None
-        hint = branch_words.hint_words(self.session, self.cursor, self.quant)
-        self.query_one(ClassesPanel).show(record.key if record else None, hint)
+        self.refresh_here()
         self.refresh_keys()
 
     def refresh_keys(self) -> None:
@@ -292,15 +287,26 @@ class ReviewView(ListScreen):
         entries = branch_words.key_entries(judging, busy, grows, self.config.keys)
         self.query_one(KeyBar).show(entries)
 
+    def refresh_here(self) -> None:
+        """Bring what is said of the place under the cursor up to date."""
+        n = self.session.index.layout.n
+        if n:
+            self.query_one(Minimap).place(self.session.scored_before(self.cursor) / n)
+        self.refresh_detail()
+        self.refresh_pair()
+        if self.judging:  # only then classes are seen, and what can be done depends on the root
+            record = self.session.label(self.cursor, self.quant) if self.flat is not None else None
+            hint = branch_words.hint_words(self.session, self.cursor, self.quant)
+            self.query_one(ClassesPanel).show(record.key if record else None, hint)
+            self.refresh_keys()
+
     def refresh_status(self) -> None:
+        """Bring the line above up to date; it says nothing of the cursor."""
         activity = self.desk.activity or self.preparing
         left, right = words.status_parts(
             self.session, self.quant, self._scan_words, activity, self.unsaved
         )
         self.query_one(StatusBar).show(left, right)
-        n = self.session.index.layout.n
-        if n:
-            self.query_one(Minimap).place(self.session.scored_before(self.cursor) / n)
 
     def store(self, change: Callable[[], object]) -> bool:
         """Do something that writes; a disk that refuses is said, and the program goes on."""
@@ -359,11 +365,11 @@ class ReviewView(ListScreen):
         i = self.flat
         if i is not None and self.session.quants:
             self.quant = self._quant_for(i)
-            if self.session.index.pairs[self.quant][i]["state"] == State.PENDING:
+            if self.session.index.pairs[self.quant]["state"][i] == State.PENDING:
                 self._scan_here()
         self.reset_pair()
         self.query_one(RootList).choose(self.row_of_cursor())
-        self.refresh_all()
+        self.refresh_here()
         if self.judging and self.auto_branch:
             self.set_timer(SETTLE_SECONDS, partial(self._branch_if_still_at, self.cursor))
 

@@ -12,22 +12,20 @@ from rich.cells import cell_len
 from rich.segment import Segment
 from textual import events
 from textual.cache import LRUCache
-from textual.geometry import Region, Size
-from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from kldtui.facts import RootFacts
+from kldtui.facts import Brief
 from kldtui.index import Bound, State
 from kldtui.session import Session
 from kldtui.ui import marks
-from kldtui.ui.base_style import BaseStyled
+from kldtui.ui.base_style import Pane
 from kldtui.ui.messages import RootChosen
 from kldtui.ui.text import fit, nats
 
 TITLES = {"cost": "cost", "kld": "KLD", "margin": "margin"}
 
 
-class RootList(BaseStyled, ScrollView, can_focus=True, inherit_bindings=False):
+class RootList(Pane):
     """`rows` are flat indices; `chosen` is a row number."""
 
     def __init__(self, session: Session, *, id: str) -> None:
@@ -46,7 +44,7 @@ class RootList(BaseStyled, ScrollView, can_focus=True, inherit_bindings=False):
         """Show other rows; `metric` (cost, kld or margin) is the figure beside each."""
         self.rows, self.chosen, self.quant, self.metric = rows, chosen, quant, metric
         self._strips.clear()
-        self.virtual_size = Size(self.scrollable_content_region.width, max(1, rows.size))
+        self.extend(max(1, int(rows.size)))
         self._head()
         self.refresh()
         self.reveal()
@@ -60,37 +58,38 @@ class RootList(BaseStyled, ScrollView, can_focus=True, inherit_bindings=False):
     def choose(self, row: int | None) -> None:
         """Move the mark to another row."""
         before, self.chosen = self.chosen, row
-        for number in (before, row):
-            if number is not None:
-                self.refresh(Region(0, number - self.scroll_offset.y, self.size.width, 1))
+        if row != before:
+            self.repaint(number for number in (before, row) if number is not None)
         self.reveal()
 
     def reveal(self) -> None:
         if self.chosen is not None:
-            region = Region(0, max(0, self.chosen - 1), 1, 3)
-            self.scroll_to_region(region, animate=False, force=True, immediate=True)
+            self.bring(self.chosen, 1)
 
     def render_line(self, y: int) -> Strip:
         self.rendered += 1
         number = y + self.scroll_offset.y
-        width = self.scrollable_content_region.width
+        width, thumb = self.across, self.thumb(y)
         if number >= self.rows.size:
             text = fit(self.empty if number == 0 else "", width)
-            return Strip([Segment(text, marks.DIM)]).apply_style(self.base_style)
+            return self.line([Segment(text, marks.DIM)], thumb, self.base_style)
         chosen = number == self.chosen
-        key = (number, width, chosen, self.has_focus if chosen else None)
+        key = (number, width, thumb, chosen, self.has_focus if chosen else None)
         strip = self._strips.get(key)
         if strip is None:
-            strip = self._draw(int(self.rows[number]), width, chosen)
-            self._strips[key] = strip
+            base = self.base_style
+            if chosen:
+                base += marks.SELECTED if self.has_focus else marks.SELECTED_ELSEWHERE
+            segments = self._draw(int(self.rows[number]), width, chosen)
+            strip = self._strips[key] = self.line(segments, thumb, base)
         return strip
 
-    def _draw(self, i: int, width: int, chosen: bool) -> Strip:
+    def _draw(self, i: int, width: int, chosen: bool) -> list[Segment]:
         session = self._session
         flips = session.flips(i)
         quant = self.quant if self.quant in flips or not flips else flips[0]
-        facts = session.facts(i, quant)
-        record = session.label(facts.position, quant)
+        facts, position = session.brief(i, quant), session.position(i)
+        record = session.label(position, quant)
         label = marks.LABELS.get(record.key or "", "✎") if record is not None else " "
         strip = ""
         if len(session.quants) > 1:
@@ -98,7 +97,7 @@ class RootList(BaseStyled, ScrollView, can_focus=True, inherit_bindings=False):
                 marks.FLIPS if k in flips else marks.AGREES for k in range(len(session.quants))
             )
         figures = self._figures(facts, width)
-        place = f"{facts.position!s:<8}"
+        place = f"{position!s:<8}"
         used = 1 + cell_len(place) + 1 + cell_len(figures) + len(strip) + 2 + (1 if strip else 0)
         words = max(6, width - used)
         segments = [
@@ -110,16 +109,13 @@ class RootList(BaseStyled, ScrollView, can_focus=True, inherit_bindings=False):
         if strip:
             segments.append(Segment(" " + strip, marks.QUANT))
         segments.append(Segment(f" {label}", marks.GOOD))
-        base = self.base_style
-        if chosen:
-            base += marks.SELECTED if self.has_focus else marks.SELECTED_ELSEWHERE
-        return Strip(segments).adjust_cell_length(width, base).apply_style(base)
+        return segments
 
     def on_mount(self) -> None:
         self._head()
 
     def _head(self) -> None:
-        names = self._columns(self.scrollable_content_region.width)
+        names = self._columns(self.across)
         strip = "  flips" if len(self._session.quants) > 1 else ""
         heads = "".join(f"{TITLES[name]:>7}" for name in names)
         self.head(self._name_shown, heads.strip() + strip)
@@ -132,7 +128,7 @@ class RootList(BaseStyled, ScrollView, can_focus=True, inherit_bindings=False):
     def _columns(self, width: int) -> tuple[str, ...]:
         return (self.metric,) if width < 44 else ("cost", "kld", "margin")
 
-    def _figures(self, facts: RootFacts, width: int) -> str:
+    def _figures(self, facts: Brief, width: int) -> str:
         bounds = facts.bounds
         shown = {
             "kld": nats(facts.kld, "≥" if bounds & Bound.KLD else ""),
@@ -141,7 +137,7 @@ class RootList(BaseStyled, ScrollView, can_focus=True, inherit_bindings=False):
         }
         return "".join(f"{shown[name]:>7}" for name in self._columns(width))
 
-    def _change(self, facts: RootFacts, width: int) -> list[Segment]:
+    def _change(self, facts: Brief, width: int) -> list[Segment]:
         """`␣three→␣week` in exactly `width` cells, each token its own colour."""
         if facts.state == State.INVALID:
             return [Segment(fit("invalid row", width), marks.INVALID_STYLE)]
@@ -191,5 +187,7 @@ class RootList(BaseStyled, ScrollView, can_focus=True, inherit_bindings=False):
 
     def on_click(self, event: events.Click) -> None:
         offset = event.get_content_offset(self)
+        if self.scrolled_to(offset):
+            return
         if offset is not None and offset.y + self.scroll_offset.y < self.rows.size:
             self.post_message(RootChosen(offset.y + self.scroll_offset.y))

@@ -13,6 +13,7 @@ from textual.reactive import reactive
 
 from kldtui.index import Kind, State
 from kldtui.position import Position
+from kldtui.roots import cost, is_root
 from kldtui.session import Session
 from kldtui.ui import marks
 from kldtui.ui.messages import CursorMoved
@@ -60,8 +61,7 @@ class StreamView(TokenPane):
         where = session.index.layout.chunk_slice(self._chunk)
         roots = 0
         if session.quants:
-            pair = session.index.pairs[self.quant][where]
-            roots = int(((pair["state"] == State.SCORED) & (pair["kind"] == Kind.ROOT)).sum())
+            roots = int(is_root(session.index, self.quant, where).sum())
         last = session.ref.shape.n_chunk - 1
         badge = {True: "greedy rollout", False: "text, not a rollout", None: ""}
         self.head(f"chunk {self._chunk} of 0–{last} ─ {roots} roots", badge[session.rollout])
@@ -78,12 +78,11 @@ class StreamView(TokenPane):
             for t in ts:
                 styles[t] = marks.PLAIN
         else:
-            pair = session.index.pairs[self.quant][where]
-            ref = session.index.ref[where]
-            states, kinds = pair["state"].tolist(), pair["kind"].tolist()
-            klds = pair["kld"].tolist()
-            costs = (ref["ref_p_ref"] - pair["ref_p_quant"]).tolist()
-            heat = klds if self.heat == "kld" else ref["margin"].tolist()
+            index, pair = session.index, session.index.pairs[self.quant]
+            states, kinds = pair["state"][where].tolist(), pair["kind"][where].tolist()
+            costs = cost(index, self.quant, where).tolist()
+            column = pair["kld"] if self.heat == "kld" else index.ref["margin"]
+            heat = column[where].tolist()
             near = session.thresholds.near_tie
             firsts = session.first_flips(chunk, self.quant)
             for k, t in enumerate(ts):
@@ -93,7 +92,7 @@ class StreamView(TokenPane):
                     symbols[t] = (marks.INVALID, marks.WARN)
                 elif states[k] == State.SCORED:
                     if self.heat != "off":
-                        style += marks.heat_style(marks.heat_level(heat[k], low, high))
+                        style = marks.heat_style(marks.heat_level(heat[k], low, high))
                     if kinds[k] == Kind.ROOT:
                         is_near = costs[k] < near
                         style += marks.NEAR_STYLE if is_near else marks.ROOT_STYLE

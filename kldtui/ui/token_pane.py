@@ -6,7 +6,7 @@ Must not know: recordings, engines, or what a token means.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,12 +16,10 @@ from rich.segment import Segment
 from rich.style import Style
 from textual import events
 from textual.cache import LRUCache
-from textual.geometry import Region, Size
-from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from kldtui.ui import marks
-from kldtui.ui.base_style import BaseStyled
+from kldtui.ui.base_style import Pane
 from kldtui.ui.text import fit
 from kldtui.ui.wrap import Wrapped
 from kldtui.vocab import Display
@@ -58,7 +56,7 @@ def tail(display: Display) -> str:
     return display.text[display.text.rfind(NEWLINE) + 1 :] if display.newline else ""
 
 
-class TokenPane(BaseStyled, ScrollView, can_focus=True, inherit_bindings=False):
+class TokenPane(Pane):
     """Tokens in lines. Subclasses fill `cells` with `show` and say what moving means."""
 
     def __init__(self, *, id: str) -> None:
@@ -78,7 +76,16 @@ class TokenPane(BaseStyled, ScrollView, can_focus=True, inherit_bindings=False):
 
     def relayout(self) -> None:
         """Wrap anew after tokens, marks or the pane's width changed."""
-        width = max(1, self.scrollable_content_region.width)
+        width = max(1, self.size.width)
+        self._wrap(max(1, width - 1))  # beside a scrollbar
+        if self.wrapped.lines <= self.size.height:
+            self._wrap(width)
+        self.extend(self.wrapped.lines)
+        self._strips.clear()
+        self.refresh()
+        self.reveal()
+
+    def _wrap(self, width: int) -> None:
         displays = self.cells.displays
         # Displays are few, and each stands for many tokens: what they measure is asked once.
         kinds, first, which = np.unique(
@@ -98,51 +105,40 @@ class TokenPane(BaseStyled, ScrollView, can_focus=True, inherit_bindings=False):
             which
         ]
         self.wrapped = Wrapped(widths, breaks, width, openers, tails)
-        self.virtual_size = Size(width, self.wrapped.lines)
-        self._strips.clear()
-        self.refresh()
-        self.reveal()
 
     def reveal(self) -> None:
         """Scroll so that the cursor's line is on screen, with a line or two around it."""
         if self.at is None or not self.wrapped.lines:
             return
-        line = self.wrapped.line_of(self.at)
-        region = Region(0, max(0, line - 2), 1, 5)
-        self.scroll_to_region(region, animate=False, force=True, immediate=True)
+        self.bring(self.wrapped.line_of(self.at), 2)
 
     def place_cursor(self, at: int | None) -> None:
-        """Move the cursor within what is shown; only the two lines concerned are drawn again."""
+        """Move the cursor within what is shown; only the lines concerned are drawn again."""
         before, self.at = self.at, at
         for token in (before, at):
             if token is not None and token < self.wrapped.n:
                 line = self.wrapped.line_of(token)
-                self._refresh_line(line)
-                self._refresh_line(line + 1)
+                self.repaint((line, line + 1) if self.wrapped.indent(line + 1) else (line,))
         self.reveal()
-
-    def _refresh_line(self, line: int) -> None:
-        y = line - self.scroll_offset.y
-        self.refresh(Region(0, y, self.size.width, 1))
 
     # ── drawing ──────────────────────────────────────────────────────────────────────────────
 
     def render_line(self, y: int) -> Strip:
         self.rendered += 1
         line = y + self.scroll_offset.y
-        width = self.scrollable_content_region.width
+        width, thumb = self.across, self.thumb(y)
         first, stop = self.wrapped.span(line)
         before = first - (1 if self.wrapped.indent(line) else 0)
         at = self.at if self.at is not None and before <= self.at < stop else None
         focused = self.has_focus
-        key = (line, width, at, focused if at is not None else None)
+        key = (line, width, thumb, at, focused if at is not None else None)
         strip = self._strips.get(key)
         if strip is None:
-            strip = self._draw(line, at, focused, width)
-            self._strips[key] = strip
+            segments = self._draw(line, at, focused, width)
+            strip = self._strips[key] = self.line(segments, thumb, self.base_style)
         return strip
 
-    def _draw(self, line: int, at: int | None, focused: bool, width: int) -> Strip:
+    def _draw(self, line: int, at: int | None, focused: bool, width: int) -> Iterable[Segment]:
         first, stop = self.wrapped.span(line)
         cursor = marks.CURSOR if focused else marks.CURSOR_ELSEWHERE
         segments: list[Segment] = []
@@ -164,8 +160,7 @@ class TokenPane(BaseStyled, ScrollView, can_focus=True, inherit_bindings=False):
             if display.width + (mark is not None) > width:
                 text = set_cell_size(text, max(0, width - 1 - (mark is not None))) + "…"
             segments.append(Segment(text, style + cursor if token == at else style))
-        strip = Strip(Segment.simplify(segments))
-        return strip.adjust_cell_length(width, self.base_style).apply_style(self.base_style)
+        return Segment.simplify(segments)
 
     def notify_style_update(self) -> None:
         super().notify_style_update()
@@ -210,6 +205,8 @@ class TokenPane(BaseStyled, ScrollView, can_focus=True, inherit_bindings=False):
     def on_click(self, event: events.Click) -> None:
         offset = event.get_content_offset(self)
         if offset is None:
+            return
+        if self.scrolled_to(offset):
             return
         token = self.wrapped.token_at(offset.y + self.scroll_offset.y, offset.x)
         if token is not None:

@@ -117,7 +117,7 @@ async def test_a_key_draws_as_many_lines_of_a_stream_twenty_times_as_long(tmp_pa
     for key, (listed, streamed) in drawn[1].items():
         assert listed <= 3 * height, key
         assert streamed <= 2 * height, key
-    assert drawn[1]["right"] == (0, 2), "moving in a line draws that line and the one before"
+    assert drawn[1]["right"] == (0, 1), "moving within a line draws that line"
 
 
 @pytest.mark.usefixtures("long")
