@@ -271,9 +271,8 @@ class Figures:
                     out[begin + rows] = held[at >> 3] >> (7 - (at & 7)) & 1
         return out
 
-    def _root_text(self, i: int, quant: int) -> str:
-        facts = self.facts(i, quant)
-        return self.vocab.text([facts.ref_id]) + "\n" + self.vocab.text([facts.quant_id])
+    def _token_text(self, token: int) -> str:
+        return self.vocab.text([token])
 
     def count_anew(self) -> None:
         """Count what the index holds by now: after a step of the scan, or another threshold."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
@@ -120,10 +120,12 @@ def _nats(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Lookups:
-    """What a list needs to know of labels and text, asked by flat index and quant number."""
+    """What a list needs to know of labels and text."""
 
-    label: Callable[[int, int], str | None]
-    text: Callable[[int, int], str]
+    labels: Callable[[int], Mapping[int, str]]
+    """Of a quant, by its number: the class key of each label, by flat index."""
+    text: Callable[[int], str]
+    """Of a token, by its id."""
     in_call: Callable[[NDArray[np.int64]], NDArray[np.bool_]]
     """For flat indices: which lie inside a tool call of the stream."""
     run: Callable[[NDArray[np.int64]], NDArray[np.int64]]
@@ -178,7 +180,7 @@ def list_roots(
         if wanted.near_ties != "all":
             found = found[near if wanted.near_ties == "near" else ~near]
     if wanted.label is not None or wanted.text:
-        found = _matching(index, found, wanted, chosen, lookups)
+        found = found[_matching(index, found, wanted, chosen, lookups)]
     return found
 
 
@@ -201,28 +203,46 @@ def _matching(
     wanted: Filter,
     chosen: tuple[int, ...],
     lookups: Lookups,
-) -> NDArray[np.int64]:
-    kept = []
-    for part in parts(index, found):
-        at = found[part]
-        flips = np.array([is_root(index, k, at) for k in chosen]).reshape(-1, at.size)
-        for i, flip in zip(at.tolist(), flips.T.tolist(), strict=True):
-            owners = [k for k, here in zip(chosen, flip, strict=True) if here] or list(chosen)
-            if _matches(i, owners, wanted, lookups):
-                kept.append(i)
-    return np.array(kept, np.int64)
+) -> NDArray[np.bool_]:
+    """Which positions have the text and the label that are asked for, bool[k]; each at one of the
+    quants that flip there, or at any where none does."""
+    out = np.zeros(found.size, bool)
+    says = _Says(lookups.text, wanted.text)
+    labelled = {k: _with_label(lookups.labels(k), wanted.label) for k in chosen}
+    for where in parts(index, found):
+        part = found[where]
+        flips = {k: is_root(index, k, part) for k in chosen}
+        nobody = ~np.logical_or.reduce([*flips.values()])
+        text, label = (np.full(part.size, not asked) for asked in (wanted.text, wanted.label))
+        for k in chosen:
+            owns = flips[k] | nobody
+            if wanted.text:
+                text |= owns & (
+                    says.of(index.ref["ref_id"][part]) | says.of(index.pairs[k]["quant_id"][part])
+                )
+            if wanted.label is not None:
+                has = np.isin(part, labelled[k])
+                label |= owns & (~has if wanted.label == "unlabelled" else has)
+        out[where] = text & label
+    return out
 
 
-def _matches(i: int, owners: Sequence[int], wanted: Filter, lookups: Lookups) -> bool:
-    if wanted.text:
-        needle = wanted.text.casefold()
-        if not any(needle in lookups.text(i, k).casefold() for k in owners):
-            return False
-    if wanted.label is None:
-        return True
-    labels = [lookups.label(i, k) for k in owners]
-    if wanted.label == "labelled":
-        return any(labels)
-    if wanted.label == "unlabelled":
-        return not all(labels)
-    return wanted.label in labels
+def _with_label(labels: Mapping[int, str], wanted: str | None) -> NDArray[np.int64]:
+    """Flat indices of the labels that count: all, or those of one class."""
+    every = wanted in (None, "labelled", "unlabelled")
+    return np.array([i for i, key in labels.items() if every or key == wanted], np.int64)
+
+
+class _Says:
+    """Which tokens have a text in theirs; each is looked at once."""
+
+    def __init__(self, text: Callable[[int], str], needle: str) -> None:
+        self._text, self._needle = text, needle.casefold()
+        self._known: dict[int, bool] = {}
+
+    def of(self, ids: NDArray[np.int32]) -> NDArray[np.bool_]:
+        few, which = np.unique(ids, return_inverse=True)
+        for token in few.tolist():
+            if token not in self._known:
+                self._known[token] = self._needle in self._text(token).casefold()
+        return np.array([self._known[token] for token in few.tolist()], bool)[which]

@@ -78,12 +78,17 @@ class Session(Figures):
 
     def listed(self, wanted: Filter, order: Order) -> NDArray[np.int64]:
         """Flat indices of the root list."""
-        lookups = Lookups(self._label_key, self._root_text, self._in_call, self.run_of)
+        lookups = Lookups(self._label_keys, self._token_text, self._in_call, self.run_of)
         return list_roots(self.index, wanted, order, self.thresholds, self.names, lookups)
 
-    def _label_key(self, i: int, quant: int) -> str | None:
-        class_id = self.class_of(self.position(i), quant)
-        return BY_ID[class_id].key if class_id in BY_ID else class_id
+    def _label_keys(self, quant: int) -> dict[int, str]:
+        found = self.labels.classes(self.quants[quant].name) if self.labels is not None else {}
+        flat = ((self.flat(position), class_id) for position, class_id in found.items())
+        return {
+            i: BY_ID[class_id].key if class_id in BY_ID else class_id
+            for i, class_id in flat
+            if i is not None
+        }
 
     def keep_labels(self, path: Path | None, reviewer: str) -> LabelStore:
         """Open the label file, and the branches stored with it. Raises LabelFileError."""

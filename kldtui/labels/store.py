@@ -152,6 +152,15 @@ class LabelStore:
         """The class id of a root, without parsing its record; for lists of many."""
         return self._file.classes.get(Key.of(position, quant))
 
+    def classes(self, quant: str) -> dict[Position, str]:
+        """The class id of each root of a quant that has one."""
+        with self._mutex:
+            return {
+                Position(key.chunk, key.t): class_id
+                for key, class_id in self._file.classes.items()
+                if class_id is not None and key.quant == quant
+            }
+
     def count(self, quant: str | None = None) -> int:
         """How many roots have a class (hints and bare notes do not count)."""
         return sum(self.counts(quant).values())

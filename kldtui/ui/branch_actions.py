@@ -152,7 +152,7 @@ class BranchActions(ReviewView):
         self.desk.branch(self.place, [QR])
 
     def action_back(self) -> None:
-        if self.desk.cancel():
+        if self.desk.cancel() or self.stop_search():
             self.say("stopped; what came is kept")
         elif self.has_class("zoomed"):
             self.action_zoom()

@@ -6,6 +6,7 @@ Must not know: how panes draw, or how branches are made (the desk does).
 
 from __future__ import annotations
 
+import bisect
 from typing import Literal
 
 from textual import work
@@ -207,13 +208,17 @@ class ReviewScreen(BranchActions):
             self.start_search(needle)
 
     def on_search_advanced(self, event: SearchAdvanced) -> None:
-        if event.needle != self.needle:
+        if event.needle != self.needle or self._cancel_search.is_set():
             return
+        share = event.chunk / max(1, self.session.ref.shape.n_chunk)
+        self.searching = "" if event.done else f"searching {share:.0%}"
+        self.refresh_status()
         first = not self.hits
         self.hits += event.hits
         stream = self.query_one(StreamView)
         stream.hits = self.hits
-        stream.load()
+        if any(hit.chunk == self.cursor.chunk for hit in event.hits):
+            stream.load()
         if first and self.hits:
             self.action_hit(1)
         if event.done:
@@ -227,12 +232,13 @@ class ReviewScreen(BranchActions):
         if not self.hits:
             self.say("no search yet: / searches" if not self.needle else "no hits")
             return
-        ahead = [hit for hit in self.hits if (hit > self.cursor if step > 0 else hit < self.cursor)]
         self.how = "hand"
-        if ahead:
-            self.go(ahead[0] if step > 0 else ahead[-1])
+        if step > 0:
+            at = bisect.bisect_right(self.hits, self.cursor)
         else:
-            self.go(self.hits[0] if step > 0 else self.hits[-1])
+            at = bisect.bisect_left(self.hits, self.cursor) - 1
+        self.go(self.hits[at % len(self.hits)])
+        if not 0 <= at < len(self.hits):
             self.say("from the other end again")
 
     # ── labels ───────────────────────────────────────────────────────────────────────────────

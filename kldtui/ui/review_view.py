@@ -52,6 +52,7 @@ WORKERS = max(1, min(4, (os.cpu_count() or 1) // 2))
 """Threads that scan; the others are for the screen, and for whatever else runs."""
 COUNT_SECONDS = 0.4
 SETTLE_SECONDS = 0.35
+TOLD_SECONDS = 0.25
 RESUMED = 20_000
 """Of a list of so many roots each label is looked up to find where to go on."""
 PANES = ("roots", "stream", "detail", "left", "right")
@@ -82,6 +83,8 @@ class ReviewView(ListScreen):
         self.unsaved = False
         self.hits: list[Position] = []
         self.needle = ""
+        self.searching = ""
+        """How far a search is, in words; empty while there is none."""
         self.how = "order"
         self._scan_words = ""
         self.preparing = ""
@@ -302,7 +305,7 @@ class ReviewView(ListScreen):
 
     def refresh_status(self) -> None:
         """Bring the line above up to date; it says nothing of the cursor."""
-        activity = self.desk.activity or self.preparing
+        activity = self.desk.activity or self.searching or self.preparing
         left, right = words.status_parts(
             self.session, self.quant, self._scan_words, activity, self.unsaved
         )
@@ -341,6 +344,9 @@ class ReviewView(ListScreen):
         self._cancel_search.set()
         self._cancel_search = cancel = threading.Event()
         self.needle, self.hits = needle, []
+        stream = self.query_one(StreamView)
+        stream.hits = self.hits
+        stream.load()
 
         def look() -> None:
             waiting: list[Position] = []
@@ -349,13 +355,22 @@ class ReviewView(ListScreen):
                 if cancel.is_set():
                     return
                 waiting += hits
-                if time.monotonic() - told > 0.25:
+                if time.monotonic() - told >= TOLD_SECONDS:
                     told = time.monotonic()
                     self.post_message(SearchAdvanced(needle, waiting, chunk))
                     waiting = []
             self.post_message(SearchAdvanced(needle, waiting, chunk, done=True))
 
         self.run_worker(look, thread=True, group="search", exclusive=True, exit_on_error=False)
+
+    def stop_search(self) -> bool:
+        """End a search that goes on; what it has found stays. False if none does."""
+        if not self.searching:
+            return False
+        self._cancel_search.set()
+        self.searching = ""
+        self.refresh_status()
+        return True
 
     # ── state ────────────────────────────────────────────────────────────────────────────────
 

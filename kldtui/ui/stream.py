@@ -6,7 +6,8 @@ Must not know: files, engines, or what the screen does with the cursor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Sequence
 
 from rich.style import Style
 from textual.reactive import reactive
@@ -35,7 +36,8 @@ class StreamView(TokenPane):
         self._chunk = -1
         self._displays: list[Display] = []
         self._hits: set[int] = set()
-        self.hits: Iterable[Position] = ()
+        self.hits: Sequence[Position] = ()
+        """What a search has found, ascending."""
 
     def on_mount(self) -> None:
         self.load()
@@ -47,7 +49,8 @@ class StreamView(TokenPane):
         if chunk != self._chunk:
             self._chunk = chunk
             self._displays = display_run(self._session.vocab, [int(t) for t in tokens])
-        self._hits = {hit.t for hit in self.hits if hit.chunk == chunk}
+        first, last = (bisect_left(self.hits, Position(c, 0)) for c in (chunk, chunk + 1))
+        self._hits = {hit.t for hit in self.hits[first:last]}
         self.show(self._cells(chunk, len(tokens)), self.cursor.t)
         self._title()
 

@@ -279,3 +279,81 @@ async def test_a_recording_that_vanishes_is_an_error_on_a_screen_that_goes_on(
         told = driver.notices.count(words)
         await driver.press("right", "right", "right")
         assert driver.notices.count(words) == told, "once is enough"
+
+
+# -- what else grows with the stream ---------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("long")
+async def test_a_search_says_how_far_it_is_and_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = long_session(tmp_path)
+    go, search = threading.Semaphore(0), session.search
+
+    def slow(needle: str, start: int = 0) -> Any:
+        for chunk, hits in search(needle, start):
+            if chunk == 200:
+                go.acquire(timeout=10)
+            yield chunk, hits
+
+    monkeypatch.setattr(session, "search", slow)
+    monkeypatch.setattr("kldtui.ui.review_view.TOLD_SECONDS", 0.0)
+    async with reviewing(session) as driver:
+        await driver.press("slash")
+        await driver.type("w3")
+        await driver.until(lambda: "searching 50%" in driver.text)
+        found = len(driver.review.hits)
+        assert found
+        assert driver.review.hits == sorted(driver.review.hits)
+        await driver.press("escape")
+        go.release()
+        assert "searching" not in driver.text
+        await driver.pilot.pause(0.1)
+        assert len(driver.review.hits) == found
+        here = driver.review.cursor
+        await driver.press("n")
+        assert here < driver.review.cursor == next(h for h in driver.review.hits if h > here)
+        await driver.press("N", "N")
+        assert driver.review.cursor < here or driver.review.cursor == driver.review.hits[-1]
+
+
+@pytest.mark.usefixtures("long")
+def test_texts_and_labels_are_looked_up_once_a_token_and_once_a_label(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = long_session(tmp_path)
+    session.keep_labels(tmp_path / "l.json", "me")
+    roots = session.listed(Filter(), "position")
+    for n, i in enumerate(roots[:6].tolist()):
+        session.set_label(session.facts(i, 0), str(1 + n % 2), "hand")
+    asked: list[int] = []
+    text = session._token_text
+
+    def noted(token: int) -> str:
+        asked.append(token)
+        return text(token)
+
+    monkeypatch.setattr(session, "_token_text", noted)
+    assert session.listed(Filter(text="W2"), "position").tolist() == roots.tolist()
+    assert session.listed(Filter(text="w3"), "position").size == 0
+    assert len(asked) == 4, "the two tokens of all roots, for each of the two texts"
+    assert session.listed(Filter(label="labelled"), "position").tolist() == roots[:6].tolist()
+    assert session.listed(Filter(label="2"), "position").tolist() == roots[1:6:2].tolist()
+    assert session.listed(Filter(label="unlabelled"), "position").tolist() == roots[6:].tolist()
+    both = Filter(label="unlabelled", text="w2", min_kld=5)
+    expected = [i for i in roots[6:].tolist() if session.facts(i, 0).kld >= 5]
+    assert session.listed(both, "position").tolist() == expected
+    session.close()
+
+
+@pytest.mark.usefixtures("long")
+async def test_a_long_list_has_a_scrollbar_and_a_click_on_it_scrolls(tmp_path: Path) -> None:
+    async with reviewing(long_session(tmp_path)) as driver:
+        shown = driver.app.screen.query_one(RootList)
+        assert shown.thumb(0)
+        assert not shown.thumb(shown.size.height - 1)
+        bar = (shown.size.width, shown.size.height)  # within the border
+        await driver.pilot.click(RootList, offset=bar)
+        assert shown.scroll_offset.y == shown.max_scroll_y
+        assert shown.thumb(shown.size.height - 1)
