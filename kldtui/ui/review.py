@@ -170,6 +170,7 @@ class ReviewScreen(BranchActions):
         if not self.session.quants:
             self.app.call_from_thread(self.say, "no quant: start with --quant FILE")
             return
+        self.app.call_from_thread(self.say, "adding up…")
         title, text = words.statistics(self.session, self.quant)
         self.app.call_from_thread(self.app.push_screen, Page(title, text))
 

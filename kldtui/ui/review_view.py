@@ -31,7 +31,7 @@ from kldtui.ui.actions import bindings
 from kldtui.ui.bars import ClassesPanel, KeyBar, Minimap, StatusBar
 from kldtui.ui.branch_pane import BranchPane
 from kldtui.ui.detail_view import DetailView
-from kldtui.ui.list_screen import REST, ListScreen
+from kldtui.ui.list_screen import REST
 from kldtui.ui.messages import (
     CursorMoved,
     EnginesChanged,
@@ -40,10 +40,10 @@ from kldtui.ui.messages import (
     Preparing,
     RootChosen,
     ScanAdvanced,
-    SearchAdvanced,
     TextLearnt,
 )
 from kldtui.ui.root_list import RootList
+from kldtui.ui.search_screen import SearchScreen
 from kldtui.ui.stream import StreamView
 from kldtui.ui.text import plain
 from kldtui.vocab import safe
@@ -52,13 +52,12 @@ WORKERS = max(1, min(4, (os.cpu_count() or 1) // 2))
 """Threads that scan; the others are for the screen, and for whatever else runs."""
 COUNT_SECONDS = 0.4
 SETTLE_SECONDS = 0.35
-TOLD_SECONDS = 0.25
 RESUMED = 20_000
 """Of a list of so many roots each label is looked up to find where to go on."""
 PANES = ("roots", "stream", "detail", "left", "right")
 
 
-class ReviewView(ListScreen):
+class ReviewView(SearchScreen):
     """Everything a review needs, on one screen; ReviewScreen adds what can be done."""
 
     BINDINGS: ClassVar[list[BindingType]] = list(bindings())
@@ -81,17 +80,12 @@ class ReviewView(ListScreen):
         self._demo = demo
         self.auto_branch = config.auto_branch
         self.unsaved = False
-        self.hits: list[Position] = []
-        self.needle = ""
-        self.searching = ""
-        """How far a search is, in words; empty while there is none."""
         self.how = "order"
         self._scan_words = ""
         self.preparing = ""
         self._counted = 0.0
         self._loaded = True
         self._cancel_scan = threading.Event()
-        self._cancel_search = threading.Event()
         self.moved_by_hand = False
 
     # ── layout ───────────────────────────────────────────────────────────────────────────────
@@ -336,41 +330,6 @@ class ReviewView(ListScreen):
         for pane in PANES:
             self.set_class(not zoomed and pane == name, f"zoom-{pane}")
         self.set_class(not zoomed, "zoomed")
-
-    # ── searching ────────────────────────────────────────────────────────────────────────────
-
-    def start_search(self, needle: str) -> None:
-        """Look for a text in the background; hits come as they are found."""
-        self._cancel_search.set()
-        self._cancel_search = cancel = threading.Event()
-        self.needle, self.hits = needle, []
-        stream = self.query_one(StreamView)
-        stream.hits = self.hits
-        stream.load()
-
-        def look() -> None:
-            waiting: list[Position] = []
-            chunk, told = 0, time.monotonic()
-            for chunk, hits in self.session.search(needle):
-                if cancel.is_set():
-                    return
-                waiting += hits
-                if time.monotonic() - told >= TOLD_SECONDS:
-                    told = time.monotonic()
-                    self.post_message(SearchAdvanced(needle, waiting, chunk))
-                    waiting = []
-            self.post_message(SearchAdvanced(needle, waiting, chunk, done=True))
-
-        self.run_worker(look, thread=True, group="search", exclusive=True, exit_on_error=False)
-
-    def stop_search(self) -> bool:
-        """End a search that goes on; what it has found stays. False if none does."""
-        if not self.searching:
-            return False
-        self._cancel_search.set()
-        self.searching = ""
-        self.refresh_status()
-        return True
 
     # ── state ────────────────────────────────────────────────────────────────────────────────
 

@@ -298,7 +298,7 @@ async def test_a_search_says_how_far_it_is_and_stops(
             yield chunk, hits
 
     monkeypatch.setattr(session, "search", slow)
-    monkeypatch.setattr("kldtui.ui.review_view.TOLD_SECONDS", 0.0)
+    monkeypatch.setattr("kldtui.ui.search_screen.TOLD_SECONDS", 0.0)
     async with reviewing(session) as driver:
         await driver.press("slash")
         await driver.type("w3")
