@@ -121,6 +121,36 @@ async def test_a_key_draws_as_many_lines_of_a_stream_twenty_times_as_long(tmp_pa
 
 
 @pytest.mark.usefixtures("long")
+async def test_a_key_is_one_frame_and_lays_nothing_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with reviewing(long_session(tmp_path)) as driver:
+        frames: list[object] = []
+        layouts: list[object] = []
+        display, layout = driver.app._display, driver.review._refresh_layout
+
+        def shown(screen: Any, update: Any) -> None:
+            display(screen, update)
+            if update is not None:
+                frames.append(update)
+
+        def laid(*args: Any, **kwargs: Any) -> None:
+            layouts.append(args)
+            layout(*args, **kwargs)
+
+        driver.review.go(Position(200, 40))
+        await driver.pilot.pause(0.1)
+        monkeypatch.setattr(driver.app, "_display", shown)
+        monkeypatch.setattr(driver.review, "_refresh_layout", laid)
+        for key in ("right", "down", "pagedown", ".", ",", ">", "<"):
+            frames.clear()
+            await driver.press(key)
+            await driver.pilot.pause(0.1)
+            assert len(frames) == 1, key
+        assert not layouts
+
+
+@pytest.mark.usefixtures("long")
 async def test_long_lists_are_made_in_the_background_and_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
