@@ -109,8 +109,10 @@ class Pane(ScrollView, BaseStyled, can_focus=True, inherit_bindings=False):
 
     def line(self, segments: Iterable[Segment], thumb: bool | None, style: Style) -> Strip:
         """A whole line of the pane, in a style."""
-        strip = Strip(segments).adjust_cell_length(self.across, style).apply_style(style)
-        return strip if thumb is None else Strip.join([strip, _BARS[thumb]])
+        strip = Strip(segments).adjust_cell_length(self.across, style)
+        if thumb is not None:
+            strip = Strip.join([strip, _BARS[thumb]])
+        return strip.apply_style(style)
 
     def scrolled_to(self, offset: Offset | None) -> bool:
         """Scroll to where the scrollbar was clicked; false for a click beside it."""
