@@ -21,6 +21,7 @@ _WINDOW = 1 << 16
 _AT_ONCE = 64
 _SPAN_SECONDS = 0.03
 _GROWTH = 16
+_SHARES = 4
 
 
 class Wanted:
@@ -78,9 +79,11 @@ class Spans:
     ) -> None:
         """pending: of a range, which entries are. edge: where a span that begins here must end."""
         self._pending, self._edge, self._longest = pending, edge, longest
-        self._most = longest * _GROWTH
+        self._least, self._most = longest, longest * _GROWTH
         self._at, self._last = first, last
         self._lock = threading.Lock()
+        self.shared_by = 1
+        """How many fill them at a time."""
 
     def took(self, span: Span, seconds: float) -> None:
         """How long a span took to fill."""
@@ -98,7 +101,11 @@ class Spans:
                     self._at = stop
                     continue
                 start = self._at + int(found.argmax())
-                stop = min(start + self._longest, self._edge(start), self._last)
+                longest = self._longest
+                if self.shared_by > 1:  # so that all end at about the same time
+                    fair = (self._last - start) // (_SHARES * self.shared_by)
+                    longest = min(longest, max(self._least, fair))
+                stop = min(start + longest, self._edge(start), self._last)
                 self._at = stop
                 return start, stop
         return None
@@ -129,6 +136,7 @@ def fill(
     if len(fillers) == 1:
         yield from _alone(spans, fillers[0], cancel, seconds)
         return
+    spans.shared_by = len(fillers)
     shared = _Shared()
     stop = threading.Event()
 
