@@ -22,8 +22,8 @@ from bench.measure import Result, in_turn
 from kldtui.index import Index, Keeper, Stage
 from kldtui.recordings import open_recording
 
-MEGABYTES = 150
-SHARED_MEGABYTES = 600
+MEGABYTES = 600
+SHARED_MEGABYTES = 1500
 """Of each recording that two share: what they do besides reading must not count."""
 REPEATS = 5
 

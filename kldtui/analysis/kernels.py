@@ -23,8 +23,8 @@ KLD_CUT = -16.0
 LOG2E = math.log2(math.e)
 LINE = 1.0615
 """2^n (1 + f) is at least 2^(n + f) and less than this many times it, for 0 <= f < 1."""
-_COLUMNS = 2048
-_FEW = 4 * _COLUMNS
+_COLUMNS = 4096
+_FEW = 2 * _COLUMNS
 _AT_ONCE = 8192
 _EACH = np.ones(_AT_ONCE, np.float32)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from kldtui.index.index import Index
 from kldtui.index.saved import SavedTable
 from kldtui.index.sweep import sweep_or_worker
 from kldtui.recordings import open_recording
+
+_RELEASE_SECONDS = 1.0
 
 
 def main() -> None:
@@ -43,9 +46,12 @@ def _serve(lines: Iterator[Any]) -> None:
     worker = sweep_or_worker(index, ref, quants, kernels or NumpyKernels())
     stages: dict[str, Callable[..., None]] = {"roots": worker.first, "rest": worker.second}
     _say({"tables": [str(table.path) for table in tables if isinstance(table, SavedTable)]})
+    released = time.monotonic()
     for stage, first, last, numbers in lines:
         stages[stage](first, last, numbers)
-        index.release()
+        if time.monotonic() - released > _RELEASE_SECONDS:
+            index.release()
+            released = time.monotonic()
         _say({})
 
 
