@@ -36,6 +36,8 @@ from kldtui.vocab import from_pieces
 SIZE = (120, 40)
 ROUNDS = 12
 STILL_SECONDS = 0.03
+GAP_SECONDS = 0.05
+"""Textual leaves up to two sixtieths of a second between frames, whoever has them drawn."""
 MOVES = ["right", "down", "right", "up", "left"]
 PAGES = ["pagedown", ">", "pageup", "<", "pagedown"]
 JUMPS = [".", ".", ",", ".", "."]
@@ -65,19 +67,24 @@ class Clock:
     def __init__(self, app: App[Any]) -> None:
         self._app = app
         self._began = 0.0
-        self._last = 0.0
+        self._last = self._any = 0.0
         self._painted = asyncio.Event()
         self.counts: Callable[[], bool] = lambda: True
         """Whether a frame is the one that is waited for."""
         display = app._display
 
+        self._then: list[Callable[[float], None]] = []
+
         def timed(screen: Any, update: Any) -> None:
             display(screen, update)
             if update is not None:
                 update.render_segments(app.console)  # what the terminal of a test leaves out
+                self._any = time.perf_counter()
                 if self.counts():
-                    self._last = time.perf_counter()
+                    self._last = self._any
                     self._painted.set()
+                while self._then:
+                    self._then.pop()(self._any)
 
         app._display = timed  # type: ignore[method-assign]
 
@@ -85,6 +92,14 @@ class Clock:
         """Now is the cause."""
         self._painted.clear()
         self._began = time.perf_counter()
+
+    def since(self) -> float:
+        """Seconds since the last frame."""
+        return time.perf_counter() - self._any
+
+    def then(self, call: Callable[[float], None]) -> None:
+        """Call with the time of the next frame."""
+        self._then.append(call)
 
     async def painted(self) -> float:
         """Seconds from the cause to the first frame that counts."""
@@ -125,24 +140,30 @@ def keys_of(keys: Sequence[str]) -> Timing:
 
 
 async def sorting(app: App[Any], clock: Clock) -> list[float]:
-    """Other orders: the key, the cursor's moves meanwhile, and the list when it comes."""
-    review = _timed_lists(app, clock)
-    out = []
+    """Other orders: the key, a move of the cursor meanwhile, and the list when it comes."""
+    review = _review(app)
+    stream = review.query_one(StreamView)
+    out = _list_frames(app, clock)
     for _ in range(ROUNDS):
         clock.press("s")
         out.append(await clock.painted())
+        await asyncio.sleep(GAP_SECONDS)
         if review.list_busy:
-            out.append(await clock.key("right"))
+            before = stream.rendered
+            clock.counts = lambda before=before: stream.rendered > before  # type: ignore[misc]
+            clock.press("right")
+            out.append(await clock.painted())
+            clock.counts = lambda: True
         await _until(lambda: not review.list_busy)
-        out.append(await clock.still())
+        await asyncio.sleep(GAP_SECONDS)
     return out
 
 
 async def filtering(app: App[Any], clock: Clock) -> list[float]:
     """Other filters: each letter, and the list when it comes; but not the prompt as it opens,
     which is a screen of widgets that are made for it."""
-    review = _timed_lists(app, clock)
-    out = []
+    review = _review(app)
+    out = _list_frames(app, clock)
     for n in range(ROUNDS):
         for key in ("f", "ctrl+u")[: 1 + bool(n)]:  # the first time there is nothing to erase
             await clock.key(key)
@@ -150,7 +171,7 @@ async def filtering(app: App[Any], clock: Clock) -> list[float]:
         clock.press("enter")
         out.append(await clock.painted())
         await _until(lambda: not review.list_busy)
-        out.append(await clock.still())
+        await asyncio.sleep(GAP_SECONDS)
     return out
 
 
@@ -176,17 +197,20 @@ def _review(app: App[Any]) -> ReviewScreen:
     return app.review
 
 
-def _timed_lists(app: App[Any], clock: Clock) -> ReviewScreen:
-    """A list that comes is a cause of its own."""
+def _list_frames(app: App[Any], clock: Clock) -> list[float]:
+    """A list that grows by the frame of each list that comes when the screen was still."""
     review = _review(app)
-    take = review._take
+    take, out = review._take, list[float]()
 
     def timed(*args: Any) -> None:
-        clock.start()
+        still = clock.since() > GAP_SECONDS
+        began = time.perf_counter()
         take(*args)
+        if still:
+            clock.then(lambda at: out.append(at - began))
 
     review._take = timed  # type: ignore[method-assign,assignment]
-    return review
+    return out
 
 
 async def _until(true: Callable[[], bool]) -> None:

@@ -129,7 +129,8 @@ class ListScreen(PairScreen):
             self._count |= count
             self._waiting.append((self._asked, keep, then))
             busy, self._busy = self._busy, True
-        self._title("… ")
+        if not count:  # a person asked, and is told that it takes a moment
+            self._title("… ")
         if not busy:
             self.run_worker(self._make_all, thread=True, group="list", exit_on_error=False)
 

@@ -51,6 +51,10 @@ from kldtui.vocab import safe
 WORKERS = max(1, min(4, (os.cpu_count() or 1) // 2))
 """Threads that scan; the others are for the screen, and for whatever else runs."""
 COUNT_SECONDS = 0.4
+STATUS_SECONDS = 1.0
+LONG_COUNT_SECONDS = 2.0
+"""Between two words on how far a scan is, and between two lists of a long stream. After each frame
+Textual has the next one, which may be a key's, wait for up to two sixtieths of a second."""
 SETTLE_SECONDS = 0.35
 RESUMED = 20_000
 """Of a list of so many roots each label is looked up to find where to go on."""
@@ -83,7 +87,7 @@ class ReviewView(SearchScreen):
         self.how = "order"
         self._scan_words = ""
         self.preparing = ""
-        self._counted = 0.0
+        self._counted = self._told = 0.0
         self._loaded = True
         self._cancel_scan = threading.Event()
         self.moved_by_hand = False
@@ -194,11 +198,14 @@ class ReviewView(SearchScreen):
         if settled:
             self.session.settle_thresholds()
         now = time.monotonic()
-        pause = max(COUNT_SECONDS, REST * self.list_seconds)
+        least = LONG_COUNT_SECONDS if self.session.is_long else COUNT_SECONDS
+        pause = max(least, REST * self.list_seconds)
         if not settled and now - self._counted < pause:
-            self.refresh_status()
+            if now - self._told >= STATUS_SECONDS:
+                self._told = now
+                self.refresh_status()
             return
-        self._counted = now
+        self._counted = self._told = now
         resume = settled and not self.moved_by_hand and not event.failed
         self._loaded = event.progress is not None and not self._on_screen(event.progress)
         self.refresh_list(then=self._resume if resume else None, count=True)
