@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,11 @@ from tests.builders_index import kept_index, mixed_pair, plain_pair, same, scan_
 
 
 def hire(recordings: list[Recording], folder: Path, count: int = 2) -> tuple[Index, Crew]:
+    """An index and a crew that is ready for it."""
     index = Index(recordings[0], recordings[1:], Keeper(folder))
     crew = index.crew(count, compiled=False, least_bytes=0)
     assert crew is not None
+    assert all(member.is_ready(60) for member in crew.members)
     return index, crew
 
 
@@ -49,7 +52,7 @@ def test_a_process_that_is_killed_ends_the_scan_and_the_next_goes_on(tmp_path: P
     index, crew = hire(recordings, tmp_path / "kept", count=1)
     with crew:
         scan_all(index, crew=crew, stages=["roots"])
-        os.kill(crew._children[0].pid, signal.SIGKILL)
+        os.kill(crew.members[0].process.pid, signal.SIGKILL)
         with pytest.raises(KldtuiError, match="scan again"):
             scan_all(index, crew=crew)
     assert index.roots_complete
@@ -71,8 +74,10 @@ def test_a_file_replaced_before_the_crew_opens_it_is_named(tmp_path: Path) -> No
     (tmp_path / "other").mkdir()
     plain_pair(tmp_path / "other", n_chunk=5)
     (tmp_path / "other" / "quant.kld").rename(tmp_path / "quant.kld")
-    with pytest.raises(RecordingChanged, match="open it again"):
-        index.crew(1, compiled=False, least_bytes=0)
+    crew = index.crew(1, compiled=False, least_bytes=0)
+    assert crew is not None
+    with crew, pytest.raises(RecordingChanged, match="open it again"):
+        crew.members[0].is_ready(60)
 
 
 def test_where_processes_cannot_help_there_is_no_crew(tmp_path: Path) -> None:
@@ -84,10 +89,39 @@ def test_where_processes_cannot_help_there_is_no_crew(tmp_path: Path) -> None:
     assert kept.crew(2, least_bytes=1) is None, "nothing to read"
 
 
+def test_until_a_process_is_ready_and_if_it_never_is_this_one_fills(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kldtui.index.crew._CHILD", [sys.executable, "-c", "raise SystemExit(1)"])
+    recordings = plain_pair(tmp_path)
+    index = Index(recordings[0], recordings[1:], Keeper(tmp_path / "kept"))
+    crew = index.crew(1, compiled=False, least_bytes=0)
+    assert crew is not None
+    with crew:
+        assert not crew.members[0].is_ready(60)
+        scan_all(index, crew=crew)
+    assert index.complete
+
+
+def test_what_somebody_waits_for_comes_first_with_a_crew_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_module, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(index_module, "_YIELD_SECONDS", 0)
+    index, crew = hire(plain_pair(tmp_path), tmp_path / "kept", count=1)
+    with crew:
+        scan = index.scan(crew=crew)
+        next(scan)
+        index.prefer(np.array([70, 41, 42]))
+        next(scan)
+        next(scan)
+        assert np.flatnonzero(index.pairs[0]["rest"]).tolist() == [41, 42, 70]
+        list(scan)
+
+
 def test_closing_a_crew_ends_its_processes(tmp_path: Path) -> None:
     _, crew = hire(plain_pair(tmp_path), tmp_path / "kept")
-    children = list(crew._children)
+    processes = [member.process for member in crew.members]
     crew.close()
-    assert all(child.poll() is not None for child in children)
     crew.close()
-    assert np.all([child.returncode == 0 for child in children])
+    assert [process.returncode for process in processes] == [0, 0]

@@ -14,15 +14,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from kldtui.errors import DamagedRecording, KldtuiError, RecordingChanged, RecordingError
-from kldtui.index.work import Filler
 
 _CHILD = [sys.executable, "-P", "-m", "kldtui.index._crew_child"]
 _PROGRAM = str(Path(__file__).parents[2])
@@ -33,56 +33,44 @@ _ERRORS: dict[str, type[KldtuiError]] = {
 }
 
 
+class _Ended(KldtuiError):
+    """A process said nothing more."""
+
+
+class Fills(Protocol):
+    """What fills spans: a `Worker`, a `Sweep`, or a process that has one."""
+
+    def first(self, first: int, last: int, numbers: Sequence[int]) -> None: ...
+
+    def second(self, first: int, last: int, numbers: Sequence[int]) -> None: ...
+
+
 class Crew:
-    """Some processes, until `close`. Each fills one span at a time."""
+    """Some processes, until `close`; each is started at once and is ready a moment later."""
 
     def __init__(
-        self, count: int, ref: Path, quants: Sequence[Path], folder: Path, *, compiled: bool
+        self,
+        count: int,
+        ref: Path,
+        quants: Sequence[Path],
+        tables: Sequence[Path],
+        *,
+        compiled: bool,
     ) -> None:
-        """Start them. folder: where the index's tables are kept. Raises KldtuiError, OSError."""
-        self._children: list[subprocess.Popen[str]] = []
-        opening = {
-            "recordings": [str(path.absolute()) for path in (ref, *quants)],
-            "folder": str(folder.absolute()),
-            "compiled": compiled,
-        }
-        paths = [_PROGRAM, *filter(None, [os.environ.get("PYTHONPATH")])]
+        """Start them. tables: the files of the index's tables. Raises OSError."""
+        self.members: list[Member] = []
         try:
             for _ in range(count):
-                # A session of its own: Ctrl-C is for the program, which then closes the crew.
-                child = subprocess.Popen(  # noqa: S603 - this program's own module
-                    _CHILD,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    text=True,
-                    start_new_session=True,
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-                )
-                self._children.append(child)
-                _tell(child, opening)
-            self.tables: list[list[str]] = [_answer(child)["tables"] for child in self._children]
-            """The tables' files, as each process found them."""
+                self.members.append(Member(ref, quants, tables, compiled=compiled))
         except BaseException:
             self.close()
             raise
 
-    def fillers(self, stage: str, numbers: Sequence[int]) -> list[Filler]:
-        """For each process what has it fill a span of a stage for these quants."""
-        return [_filler(child, stage, list(numbers)) for child in self._children]
-
     def close(self) -> None:
         """End the processes; a span that one is filling stays pending where it is."""
-        for child in self._children:
-            for pipe in (child.stdin, child.stdout):
-                with contextlib.suppress(OSError):
-                    pipe.close()  # type: ignore[union-attr]
-            try:
-                child.wait(_LEAVE_SECONDS)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-        self._children = []
+        for member in self.members:
+            member.close()
+        self.members = []
 
     def __enter__(self) -> Crew:
         return self
@@ -96,12 +84,93 @@ class Crew:
         self.close()
 
 
-def _filler(child: subprocess.Popen[str], stage: str, numbers: list[int]) -> Filler:
-    def fill_span(first: int, last: int) -> None:
-        _tell(child, [stage, first, last, numbers])
-        _answer(child)
+class Member:
+    """One process, which fills spans as a `Worker` does."""
 
-    return fill_span
+    def __init__(
+        self, ref: Path, quants: Sequence[Path], tables: Sequence[Path], *, compiled: bool
+    ) -> None:
+        self._ref, self._tables = ref, [str(path) for path in tables]
+        paths = [_PROGRAM, *filter(None, [os.environ.get("PYTHONPATH")])]
+        # A session of its own: Ctrl-C is for the program, which then closes the crew.
+        self.process = subprocess.Popen(  # noqa: S603 - this program's own module
+            _CHILD,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        )
+        self._ready = self._gone = False
+        _tell(
+            self.process,
+            {
+                "recordings": [str(path.absolute()) for path in (ref, *quants)],
+                "folder": str(tables[0].parent.absolute()),
+                "compiled": compiled,
+            },
+        )
+
+    def is_ready(self, seconds: float = 0.0) -> bool:
+        """Whether it has opened everything, or has within so many seconds; never, if it ended.
+
+        Raises RecordingChanged where it found other recordings, or another KldtuiError.
+        """
+        if self._ready or self._gone:
+            return self._ready
+        pipe: IO[str] = self.process.stdout  # type: ignore[assignment]
+        if select.select([pipe], [], [], seconds)[0]:
+            try:
+                found = _answer(self.process)["tables"]
+            except _Ended:
+                self._gone = True
+                return False
+            if found != self._tables:
+                raise RecordingChanged(
+                    f"{self._ref}: has changed since it was opened, or a quant has; open it again"
+                )
+            self._ready = True
+        return self._ready
+
+    def first(self, first: int, last: int, numbers: Sequence[int]) -> None:
+        """Fill the flat range `first:last` for these quants, as far as the first pass goes."""
+        self._fill("roots", first, last, numbers)
+
+    def second(self, first: int, last: int, numbers: Sequence[int]) -> None:
+        """Complete the entries of `first:last` that the first pass has filled."""
+        self._fill("rest", first, last, numbers)
+
+    def _fill(self, stage: str, first: int, last: int, numbers: Sequence[int]) -> None:
+        _tell(self.process, [stage, first, last, list(numbers)])
+        _answer(self.process)
+
+    def close(self) -> None:
+        for pipe in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]
+        try:
+            self.process.wait(_LEAVE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class Standby:
+    """A member of a crew and, until that is ready, a worker of this process."""
+
+    def __init__(self, member: Member, here: Fills) -> None:
+        self._member, self._here = member, here
+
+    @property
+    def _who(self) -> Fills:
+        return self._member if self._member.is_ready() else self._here
+
+    def first(self, first: int, last: int, numbers: Sequence[int]) -> None:
+        self._who.first(first, last, numbers)
+
+    def second(self, first: int, last: int, numbers: Sequence[int]) -> None:
+        self._who.second(first, last, numbers)
 
 
 def _tell(child: subprocess.Popen[str], message: Any) -> None:
@@ -115,7 +184,7 @@ def _answer(child: subprocess.Popen[str]) -> dict[str, Any]:
     pipe: IO[str] = child.stdout  # type: ignore[assignment]
     line = pipe.readline()
     if not line:
-        raise KldtuiError("a process of the scan ended by itself; scan again, it goes on there")
+        raise _Ended("a process of the scan ended by itself; scan again, it goes on there")
     answer: dict[str, Any] = json.loads(line)
     if "error" in answer:
         raise _ERRORS.get(str(answer["error"]), KldtuiError)(str(answer["words"]))

@@ -19,10 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kldtui.analysis import PAIR_DTYPE, REF_DTYPE, Kernels, NumpyKernels, State, load_fast
-from kldtui.errors import RecordingChanged
 from kldtui.index.absent import NOT_HERE
 from kldtui.index.cache import Keeper, compiled_folder
-from kldtui.index.crew import Crew
+from kldtui.index.crew import Crew, Fills, Standby
 from kldtui.index.layout import Layout
 from kldtui.index.passes import Worker, half_read, unread
 from kldtui.index.saved import SavedTable
@@ -174,7 +173,7 @@ class Index:
         """
         self._wanted.ask(now, np.zeros(0, np.int64) if soon is None else soon)
 
-    def _fill_whole(self, worker: Sweep | Worker, spans: Sequence[tuple[int, int]]) -> None:
+    def _fill_whole(self, worker: Fills, spans: Sequence[tuple[int, int]]) -> None:
         for first, last in self._within_chunks(spans):
             low, high = self.layout.chunks(np.array([first, last - 1])).tolist()
             for check in self._checks:
@@ -314,12 +313,12 @@ class Index:
         """Processes to scan with; close them.
 
         None where they cannot help: tables are in memory alone, rows are not all laid out alike,
-        or less than `least_bytes` is pending. Raises KldtuiError where they cannot be had.
+        less than `least_bytes` is pending, or the system gives no process.
         """
         recordings = [self._recording, *self._quants]
         evens = [as_even(recording) for recording in recordings]
         tables = [table.path for table in self._tables if isinstance(table, SavedTable)]
-        if self._keeper is None or len(tables) < len(self._tables):
+        if self.absent or self._keeper is None or len(tables) < len(self._tables):
             return None
         if not all(even is not None and even.reader(1) is not None for even in evens):
             return None
@@ -327,11 +326,10 @@ class Index:
         if left * self._row_bytes(self._all) < least_bytes:
             return None
         paths = [recording.path for recording in recordings]
-        crew = Crew(count, paths[0], paths[1:], self._keeper.folder, compiled=compiled)
-        if any(found != [str(path) for path in tables] for found in crew.tables):
-            crew.close()
-            raise RecordingChanged(f"{paths[0]}: has changed since it was opened; open it again")
-        return crew
+        try:
+            return Crew(count, paths[0], paths[1:], tables, compiled=compiled)
+        except OSError:
+            return None
 
     def _row_bytes(self, numbers: Sequence[int]) -> int:
         """What a position's codes take in the recordings that hold whole rows."""
@@ -347,14 +345,15 @@ class Index:
         crew: Crew | None,
     ) -> Iterator[Filler]:
         if crew is not None and not self._grown:
-            yield from crew.fillers(stage, numbers)
+            for member in crew.members:
+                here = self._worker(NumpyKernels())
+                yield self._filler(stage, numbers, Standby(member, here))
             return
         for _ in range(max(1, workers)):
-            yield self._filler(stage, numbers, compiled)
+            kernels = load_fast(compiled_folder()) if compiled and self._recording.full else None
+            yield self._filler(stage, numbers, self._worker(kernels or NumpyKernels()))
 
-    def _filler(self, stage: Stage, numbers: Sequence[int], compiled: bool) -> Filler:
-        kernels = load_fast(compiled_folder()) if compiled and self._recording.full else None
-        worker = self._worker(kernels or NumpyKernels())
+    def _filler(self, stage: Stage, numbers: Sequence[int], worker: Fills) -> Filler:
         longest = self._longest()
 
         def fill_span(first: int, last: int) -> None:

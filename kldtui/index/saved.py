@@ -204,11 +204,18 @@ class SavedTable(Table):
             ready.append(block)
         if not ready:
             return
-        self._map.flush()
+        self._sync()
         for block in ready:
             self._holds[block] = 1  # given up again by whoever writes from here on
             self._sums[block] = self._sum(block)
-        self._map.flush()
+        self._sync()
+
+    def _sync(self) -> None:
+        """Have what was written to the map on the disk; other threads go on meanwhile."""
+        if hasattr(os, "fdatasync"):  # where this is, it minds mapped pages
+            os.fdatasync(self._fd)
+        else:
+            self._map.flush()
 
     def release(self) -> None:
         if hasattr(mmap, "MADV_DONTNEED"):

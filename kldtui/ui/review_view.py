@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import ClassVar
 
@@ -145,16 +146,21 @@ class ReviewView(SearchScreen):
     def _scan(self) -> None:
         """In a thread: fill the index, and follow recordings that are still being written."""
         told, roots = -1, False
-        scan = self.session.index.scan(self._cancel_scan, workers=WORKERS, follow=True)
+        index = self.session.index
+        # In processes, where there is much to do: a thread would keep keys waiting.
+        crew = index.crew(WORKERS)
         try:
-            for progress in scan:
-                if progress.stage != "waiting":
-                    complete = progress.stage == "rest" and not roots
-                    roots = progress.stage == "rest"
-                    self.post_message(ScanAdvanced(progress, roots=complete))
-                elif progress.total != told:
-                    told = progress.total
-                    self.post_message(ScanAdvanced(None, done=True))
+            with crew or nullcontext():
+                for progress in index.scan(
+                    self._cancel_scan, workers=WORKERS, follow=True, crew=crew
+                ):
+                    if progress.stage != "waiting":
+                        complete = progress.stage == "rest" and not roots
+                        roots = progress.stage == "rest"
+                        self.post_message(ScanAdvanced(progress, roots=complete))
+                    elif progress.total != told:
+                        told = progress.total
+                        self.post_message(ScanAdvanced(None, done=True))
         except KldtuiError as error:
             self.post_message(ScanAdvanced(None, done=True, failed=str(error)))
             return
