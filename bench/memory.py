@@ -5,7 +5,8 @@ Must not know: where the program keeps what.
 
 The index of 20 million tokens and five quants holds a million roots, and misses the beginning, so
 that a scan runs from the first frame on: first over real rows, then over holes. The figure is the
-most that was resident at any moment, mapped pages of index files included.
+most that was resident at any moment, mapped pages of index files included, of the program and of
+the process that scans for it together: pages that both share count twice.
 """
 
 from __future__ import annotations
@@ -113,13 +114,14 @@ def results() -> Iterator[Result]:
                 continue
             forget(large)
             peak = _peak(large.files, cache, where, text, {} if fast else hidden)
+            most = max(peak["VmRSS"], peak["VmHWM"])
             what = (
                 f"resident memory, {'numba' if fast else 'numpy'}: at most "
                 f"{peak['RssAnon']:.0f} MB of its own, {peak['RssFile']:.0f} MB of files"
             )
-            yield Result(name, what, peak["VmHWM"], "the limit", limit, "MB", 1, False)
+            yield Result(name, what, most, "the limit", limit, "MB", 1, False)
             if not fast:
-                whole, other = peak["VmHWM"], "a 20 MB pair, one quant"
+                whole, other = most, "a 20 MB pair, one quant"
                 yield Result(
                     "memory-flat", "resident memory, 5 quants of 1 TB, a million roots",
                     whole, other, small["VmHWM"], "MB",

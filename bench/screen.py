@@ -34,7 +34,7 @@ from kldtui.ui.stream import StreamView
 from kldtui.vocab import from_pieces
 
 SIZE = (120, 40)
-ROUNDS = 12
+ROUNDS = 30
 STILL_SECONDS = 0.03
 GAP_SECONDS = 0.05
 """Textual leaves up to two sixtieths of a second between frames, whoever has them drawn."""

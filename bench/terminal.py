@@ -33,6 +33,8 @@ _CONTROL = re.compile(
 )
 _SAMPLE_SECONDS = 0.02
 _MEGABYTE = 1024
+KINDS = ("RssAnon", "RssFile", "VmRSS", "VmHWM")
+"""What the system tells of a process's memory: its own, of files, both, and the most of both."""
 """In the kB of /proc."""
 
 
@@ -97,11 +99,11 @@ class Screen:
 
 
 class Program:
-    """A running `kldtui`. peak: the most resident memory so far, and of which kind (MB)."""
+    """A running `kldtui`. peak: the most resident memory so far, its processes' together (MB)."""
 
     def __init__(self, arguments: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
         self.screen = Screen()
-        self.peak = {"RssAnon": 0.0, "RssFile": 0.0, "VmHWM": 0.0}
+        self.peak = dict.fromkeys(KINDS, 0.0)
         self._sampled = 0.0
         self._main, other = pty.openpty()
         fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
@@ -157,11 +159,12 @@ class Program:
         return None
 
     def _sample(self) -> None:
-        with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
-                name, _, value = line.partition(":")
-                if name in self.peak:
-                    self.peak[name] = max(self.peak[name], int(value.split()[0]) / _MEGABYTE)
+        now = _memory(self._process.pid)
+        for child in _children(self._process.pid):
+            for name, size in _memory(child).items():
+                now[name] += size * (name != "VmHWM")
+        for name, size in now.items():
+            self.peak[name] = max(self.peak[name], size)
 
     def close(self) -> None:
         """End it at once; what it has saved of its index outlives that."""
@@ -169,6 +172,28 @@ class Program:
         self._process.kill()
         self._process.wait()
         os.close(self._main)
+
+
+def _memory(pid: int) -> dict[str, float]:
+    """What is resident of a process now, by kind, and in all (MB)."""
+    out = dict.fromkeys(KINDS, 0.0)
+    with contextlib.suppress(OSError):  # it may have ended
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name in out:
+                out[name] = int(value.split()[0]) / _MEGABYTE
+    return out
+
+
+def _children(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    out = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it may have ended
+            parent = path.read_text().rpartition(")")[2].split()[1]
+            if int(parent) == pid:
+                out.append(int(path.parent.name))
+    return out
 
 
 @contextmanager

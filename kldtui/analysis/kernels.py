@@ -67,6 +67,10 @@ class Kernels(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def has_compiled(self) -> bool:
+        """Whether this process had to compile them, and its compiler still holds memory."""
+
     def tops(self, codes: Codes, head: Head | None = None) -> TopCodes:
         """The best of each row. head: given where the masses are wanted."""
 
@@ -133,6 +137,7 @@ class NumpyKernels:
     """Plain numpy: maxima down columns, and only tokens above the cut decoded."""
 
     name = "numpy"
+    has_compiled = False
 
     def __init__(self) -> None:
         self._buffers: dict[str, NDArray[Any]] = {}

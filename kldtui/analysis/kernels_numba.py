@@ -170,6 +170,7 @@ class NumbaKernels:
         self.tops(codes)
         self.above(codes, first, np.zeros(1, np.int32))
         self.sums(codes, codes, Heads(one, -one, one, -one), first, np.zeros((1, 4)))
+        self.has_compiled = any(loop.stats.cache_misses for loop in (_tops, _above, _sums))
 
     def tops(self, codes: Codes, head: Head | None = None) -> TopCodes:
         count = len(codes)

@@ -94,7 +94,7 @@ class Member:
         paths = [_PROGRAM, *filter(None, [os.environ.get("PYTHONPATH")])]
         # A session of its own: Ctrl-C is for the program, which then closes the crew.
         self.process = subprocess.Popen(  # noqa: S603 - this program's own module
-            _CHILD,
+            [*_CHILD, *["compiled"] * compiled],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -108,7 +108,6 @@ class Member:
             {
                 "recordings": [str(path.absolute()) for path in (ref, *quants)],
                 "folder": str(tables[0].parent.absolute()),
-                "compiled": compiled,
             },
         )
 
@@ -160,11 +159,15 @@ class Standby:
     """A member of a crew and, until that is ready, a worker of this process."""
 
     def __init__(self, member: Member, here: Fills) -> None:
-        self._member, self._here = member, here
+        self._member = member
+        self._here: Fills | None = here
 
     @property
     def _who(self) -> Fills:
-        return self._member if self._member.is_ready() else self._here
+        if self._here is not None and not self._member.is_ready():
+            return self._here
+        self._here = None  # and with it its buffers
+        return self._member
 
     def first(self, first: int, last: int, numbers: Sequence[int]) -> None:
         self._who.first(first, last, numbers)

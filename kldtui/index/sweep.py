@@ -46,8 +46,8 @@ from kldtui.index.work import runs
 from kldtui.recordings.base import CodeReader, EvenRecording, Recording, as_even
 from kldtui.rows import Codes
 
-_PIECE_BYTES = 2 << 20
-"""Bytes of one recording that are read at once."""
+_PIECES_BYTES = 4 << 20
+"""Bytes of all recordings that are read at once: as a core's caches hold."""
 _SLOW_ROWS = 16
 
 Bools = NDArray[np.bool_]
@@ -274,7 +274,8 @@ def sweep_or_worker(
     """The quickest way that these recordings allow."""
     worker = Worker(index, ref, quants, kernels)
     evens, readers = [], []
-    rows = max(1, _PIECE_BYTES // (2 * ref.shape.n_vocab + 8))
+    row_bytes = 2 * ref.shape.n_vocab + 8
+    rows = max(1, _PIECES_BYTES // (row_bytes * (1 + len(quants))))
     for recording in (ref, *quants):
         even = as_even(recording)
         reader = even.reader(rows) if even is not None else None

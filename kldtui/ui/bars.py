@@ -148,13 +148,16 @@ class Minimap(BaseStyled):
         self._drawn = ""
 
     @staticmethod
-    def cells(roots: NDArray[np.float64], width: int) -> NDArray[np.int64]:
-        """How many lie in each of `width` cells, by their share of the stream, int64[width]."""
-        cells = np.minimum((roots * width).astype(np.int64), width - 1)
-        return np.bincount(cells, minlength=width)
+    def cells(roots: NDArray[np.int64], n: int, width: int) -> NDArray[np.int64]:
+        """How many lie in each of `width` cells, by their share of the stream, int64[width].
+
+        roots: flat indices below `n`, ascending.
+        """
+        edges = -(-np.arange(width + 1, dtype=np.int64) * n // width)
+        return np.diff(roots.searchsorted(edges))
 
     def show(self, roots: NDArray[np.int64], n: int, counts: NDArray[np.int64]) -> None:
-        """roots: flat indices below `n`, int64[k], in any order; counts: their `cells`."""
+        """roots: flat indices below `n`, int64[k], ascending; counts: their `cells`."""
         self._roots, self._n, self._counts = roots, max(1, n), counts
         self._drawn = ""
         self.refresh()
@@ -173,7 +176,7 @@ class Minimap(BaseStyled):
     def render_line(self, y: int) -> Strip:
         width = self.size.width
         if self._counts.size != width:
-            self._counts = self.cells(self._roots / self._n, width)
+            self._counts = self.cells(self._roots, self._n, width)
             self._drawn = ""
         if len(self._drawn) != width:
             most = max(2, int(self._counts.max(initial=0)))

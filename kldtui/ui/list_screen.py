@@ -34,7 +34,7 @@ SOON = 20_000
 
 
 class Places:
-    """The rows of a list, and in which row a flat index is."""
+    """The rows of a list, and in which row a flat index is. ordered: the rows, ascending."""
 
     def __init__(self, rows: NDArray[np.int64]) -> None:
         """rows: flat indices, each once, in any order. int64[k]."""
@@ -42,19 +42,19 @@ class Places:
         self._order: NDArray[np.int64] | None = None
         if rows.size > 1 and not bool((rows[1:] > rows[:-1]).all()):
             self._order = np.argsort(rows, kind="stable")
-        self._sorted = rows if self._order is None else rows[self._order]
+        self.ordered = rows if self._order is None else rows[self._order]
 
     def find(self, i: int) -> int | None:
         """The row of a flat index; None where the list does not have it."""
-        at = int(np.searchsorted(self._sorted, i))
-        if at >= self._sorted.size or self._sorted[at] != i:
+        at = int(np.searchsorted(self.ordered, i))
+        if at >= self.ordered.size or self.ordered[at] != i:
             return None
         return at if self._order is None else int(self._order[at])
 
     def next_to(self, here: int, step: int) -> int | None:
         """The row of the nearest flat index from `here` on (step > 0), or before it."""
-        at = int(np.searchsorted(self._sorted, here)) - (step <= 0)
-        if not 0 <= at < self._sorted.size:
+        at = int(np.searchsorted(self.ordered, here)) - (step <= 0)
+        if not 0 <= at < self.ordered.size:
             return None
         return at if self._order is None else int(self._order[at])
 
@@ -139,8 +139,8 @@ class ListScreen(PairScreen):
             return Listed(wanted, order, self.places, np.zeros(0, np.int64))
         places = Places(self.session.listed(wanted, order))
         width = max(1, self.query_one(Minimap).size.width)
-        shares = places.rows / max(1, self.session.index.layout.n)
-        return Listed(wanted, order, places, Minimap.cells(shares, width))
+        n = self.session.index.layout.n
+        return Listed(wanted, order, places, Minimap.cells(places.ordered, n, width))
 
     def _make_all(self) -> None:
         """In a thread: make the list until it is the one that was asked for last."""
@@ -177,7 +177,7 @@ class ListScreen(PairScreen):
         metric = listed.order if listed.order in ("cost", "margin") else "kld"
         roots.empty = words.empty_words(self.session, listed.filter, self.scanned)
         roots.show(self.rows, self.row_of_cursor() if keep else None, self.quant, metric)
-        self.query_one(Minimap).show(self.rows, self.session.index.layout.n, listed.cells)
+        self.query_one(Minimap).show(self.places.ordered, self.session.index.layout.n, listed.cells)
         self._title("")
         self.prefer()
 

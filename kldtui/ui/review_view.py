@@ -52,10 +52,9 @@ from kldtui.vocab import safe
 WORKERS = max(1, min(4, (os.cpu_count() or 1) // 2))
 """Threads that scan; the others are for the screen, and for whatever else runs."""
 COUNT_SECONDS = 0.4
-STATUS_SECONDS = 1.0
 LONG_COUNT_SECONDS = 2.0
-"""Between two words on how far a scan is, and between two lists of a long stream. After each frame
-Textual has the next one, which may be a key's, wait for up to two sixtieths of a second."""
+"""Between two figures of a scan, and of a long one. After each frame Textual has the next, which
+may be a key's, wait for up to two sixtieths of a second."""
 SETTLE_SECONDS = 0.35
 RESUMED = 20_000
 """Of a list of so many roots each label is looked up to find where to go on."""
@@ -207,7 +206,7 @@ class ReviewView(SearchScreen):
         least = LONG_COUNT_SECONDS if self.session.is_long else COUNT_SECONDS
         pause = max(least, REST * self.list_seconds)
         if not settled and now - self._counted < pause:
-            if now - self._told >= STATUS_SECONDS:
+            if now - self._told >= least:
                 self._told = now
                 self.refresh_status()
             return
