@@ -23,7 +23,7 @@ from bench.measure import Result, in_turn, seconds
 from bench.sparse import N_CTX, sparse_files, sparse_review
 from bench.terminal import Screen, program
 from kldtui.recordings import open_recording
-from kldtui.session import Session
+from kldtui.review.session import Session
 
 REPEATS = 7
 LARGE_BYTES = 20_000_000_000

@@ -27,7 +27,7 @@ from bench.data import folder
 from bench.large import Large, large_review, without_holes
 from bench.measure import Result, percentile
 from kldtui.config import Config
-from kldtui.session import Session
+from kldtui.review.session import Session
 from kldtui.ui.app import KldtuiApp
 from kldtui.ui.review import ReviewScreen
 from kldtui.ui.stream import StreamView

@@ -10,12 +10,12 @@ import jsonschema
 import numpy as np
 import pytest
 
-from kldtui.branch_log import BranchLog
 from kldtui.branching import Arm, Branch, Parent
 from kldtui.engines.base import Token
 from kldtui.errors import KldtuiError
 from kldtui.position import Position
-from kldtui.shelf import Shelf
+from kldtui.review.branch_log import BranchLog
+from kldtui.review.shelf import Shelf
 from tests.builders_engines import MemoryRecording, info
 
 STREAM = [list(range(5, 25)), list(range(30, 50))]

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from kldtui.branch_log import BranchLog
 from kldtui.cli import cli
 from kldtui.index import Index
 from kldtui.position import Position
 from kldtui.recordings import open_recording
+from kldtui.review.branch_log import BranchLog
 from kldtui.roots import RootQuery, select
 from tests.builders_served import QUANT, REF, ROOT, server, write_served
 from tests.fake_server import EOG, FakeLlama

@@ -31,8 +31,8 @@ from kldtui.labels.branch_file import line_of
 from kldtui.position import Position
 from kldtui.recordings import Recording, describe, open_quant, open_recording
 from kldtui.recordings.base import prompt_length
+from kldtui.review.session import Session
 from kldtui.rows import TopRow, TopRows
-from kldtui.session import Session
 from kldtui.vocab import NONE, Vocabulary, from_pieces
 from tests import builders_foreign as make
 from tests.builders import Stream, make_stream, write_kld

@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kldtui import figures, listing, roots
+from kldtui import roots
 from kldtui.index import Index, Keeper
 from kldtui.index.index import Progress
-from kldtui.listing import Filter, parse_filter
 from kldtui.recordings import open_recording
 from kldtui.report import pair_stats
-from kldtui.session import Session
+from kldtui.review import figures, listing
+from kldtui.review.listing import Filter, parse_filter
+from kldtui.review.session import Session
 from tests.builders_index import kept_index, mixed_pair, plain_pair, scan_all
 
 N_CTX, N_VOCAB = 512, 100_000

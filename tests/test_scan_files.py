@@ -22,7 +22,7 @@ from kldtui.index.scanfile import ScanFile, is_scan_file, merge_scans, write_sca
 from kldtui.labels import LabelStore, ReviewIdentity
 from kldtui.position import Position
 from kldtui.recordings import Recording, open_recording
-from kldtui.session import Session
+from kldtui.review.session import Session
 from tests.builders import Stream, write_kld
 from tests.builders_index import mixed_pair, plain_pair, same, scan_all
 from tests.builders_run import run_of

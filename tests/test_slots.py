@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kldtui.engines.base import Capabilities
-from kldtui.slots import EngineSlot, compare_dictionaries, one_server_each
+from kldtui.review.slots import EngineSlot, compare_dictionaries, one_server_each
 from tests.builders_engines import ScriptedEngine, info
 
 WORDS = {id: b" w%d" % id for id in range(100)}

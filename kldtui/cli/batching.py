@@ -15,7 +15,11 @@ from typing import Any
 
 import click
 
-from kldtui.batch import (
+from kldtui.branching import Arm
+from kldtui.cli.engines import Preparation, tell
+from kldtui.errors import EngineError, KldtuiError
+from kldtui.position import Position
+from kldtui.review.batch import (
     Plan,
     Progress,
     Speeds,
@@ -25,15 +29,11 @@ from kldtui.batch import (
     make_plan,
     measure,
 )
-from kldtui.branch_log import BranchLog
-from kldtui.branching import Arm
-from kldtui.cli.engines import Preparation, tell
-from kldtui.errors import EngineError, KldtuiError
-from kldtui.position import Position
+from kldtui.review.branch_log import BranchLog
+from kldtui.review.session import Session
+from kldtui.review.slots import one_server_each
 from kldtui.roots import RootQuery, select
 from kldtui.sampling import sample
-from kldtui.session import Session
-from kldtui.slots import one_server_each
 
 _TOLD_SECONDS = 15.0
 _DRAWN_SECONDS = 0.25

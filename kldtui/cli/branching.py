@@ -36,8 +36,8 @@ from kldtui.hints import hint
 from kldtui.index import Kind, State
 from kldtui.position import Position
 from kldtui.recordings import name_files
-from kldtui.session import Session
-from kldtui.slots import EngineSlot, one_server_each
+from kldtui.review.session import Session
+from kldtui.review.slots import EngineSlot, one_server_each
 from kldtui.vocab.glyphs import safe
 
 _CONTEXT_SHOWN = 160

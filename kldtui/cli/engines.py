@@ -15,10 +15,10 @@ import click
 from kldtui.engines.embedded import open_model
 from kldtui.errors import EngineError, KldtuiError
 from kldtui.position import Position
-from kldtui.preparing import check, compare_pair, connect, doubts
 from kldtui.recordings import split_named
-from kldtui.session import Session
-from kldtui.slots import EngineSlot
+from kldtui.review.preparing import check, compare_pair, connect, doubts
+from kldtui.review.session import Session
+from kldtui.review.slots import EngineSlot
 from kldtui.vocab.glyphs import safe
 
 Command = TypeVar("Command", bound=Callable[..., Any])

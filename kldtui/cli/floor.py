@@ -33,10 +33,10 @@ from kldtui.floor import (
 from kldtui.position import Position
 from kldtui.proportions import Share
 from kldtui.recordings import name_files
+from kldtui.review.session import Session
+from kldtui.review.slots import EngineSlot, compare_dictionaries
 from kldtui.roots import RootQuery, select
 from kldtui.sampling import sample
-from kldtui.session import Session
-from kldtui.slots import EngineSlot, compare_dictionaries
 from kldtui.vocab.glyphs import safe
 
 AGAINST = "the other engine"

@@ -20,7 +20,7 @@ from kldtui.config import Config, load_config
 from kldtui.demo import Demo
 from kldtui.errors import KldtuiError
 from kldtui.recordings import name_files
-from kldtui.session import Session
+from kldtui.review.session import Session
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 """Of glibc's malloc.h."""

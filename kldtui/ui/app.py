@@ -19,7 +19,7 @@ from textual.theme import BUILTIN_THEMES
 from kldtui.config import Config
 from kldtui.demo import Demo
 from kldtui.errors import ConfigError
-from kldtui.session import Session
+from kldtui.review.session import Session
 from kldtui.ui.actions import ACTIONS, Action, keys_of
 from kldtui.ui.review import ReviewScreen
 

@@ -14,7 +14,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 
 from kldtui.branching import Branch, Meeting, Start
-from kldtui.session import Session
+from kldtui.review.session import Session
 from kldtui.ui import marks
 from kldtui.ui.messages import PartMoved
 from kldtui.ui.text import wrap_words

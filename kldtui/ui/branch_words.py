@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from kldtui.branching import RR, Arm, Branch, Meeting, Place, is_recorded, meeting
 from kldtui.detail import align
 from kldtui.position import Position
+from kldtui.review.session import Session
+from kldtui.review.slots import EngineSlot
 from kldtui.rows import Invalid, Row, TopRow
-from kldtui.session import Session
-from kldtui.slots import EngineSlot
 from kldtui.ui import marks
 from kldtui.ui.actions import BY_ID, keys_of
 from kldtui.ui.bars import Part

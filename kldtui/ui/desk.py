@@ -28,9 +28,9 @@ from kldtui.errors import (
 from kldtui.facts import RootFacts
 from kldtui.floor import run_floor
 from kldtui.position import Position
-from kldtui.preparing import check, compare_pair, connect, doubts
-from kldtui.session import Session
-from kldtui.slots import EngineSlot, one_server_each
+from kldtui.review.preparing import check, compare_pair, connect, doubts
+from kldtui.review.session import Session
+from kldtui.review.slots import EngineSlot, one_server_each
 from kldtui.ui.messages import BranchesChanged, EnginesChanged, Notice, TextLearnt
 from kldtui.ui.text import duration
 

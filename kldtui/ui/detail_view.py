@@ -17,7 +17,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 
 from kldtui.detail import Detail
-from kldtui.session import Session
+from kldtui.review.session import Session
 from kldtui.ui import marks
 from kldtui.ui.base_style import Pane
 from kldtui.ui.messages import DetailLeft

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from textual.message import Message
 
 from kldtui.config import Config
-from kldtui.listing import Filter, Order
-from kldtui.session import Session
+from kldtui.review.listing import Filter, Order
+from kldtui.review.session import Session
 from kldtui.ui import words
 from kldtui.ui.bars import Minimap
 from kldtui.ui.pair_screen import PairScreen

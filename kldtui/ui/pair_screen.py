@@ -20,7 +20,7 @@ from kldtui.config import Config
 from kldtui.errors import KldtuiError
 from kldtui.facts import RootFacts
 from kldtui.position import Position
-from kldtui.session import Session
+from kldtui.review.session import Session
 from kldtui.ui import branch_words, marks, words
 from kldtui.ui.bars import KeyBar
 from kldtui.ui.branch_pane import BranchPane

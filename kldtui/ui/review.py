@@ -15,8 +15,8 @@ from kldtui.errors import KldtuiError
 from kldtui.facts import RootFacts
 from kldtui.index import State
 from kldtui.label_report import write_report
-from kldtui.listing import HELP, ORDERS, parse_filter
 from kldtui.position import Position
+from kldtui.review.listing import HELP, ORDERS, parse_filter
 from kldtui.ui import words
 from kldtui.ui.actions import BY_ID
 from kldtui.ui.bars import ClassesPanel, KeyBar

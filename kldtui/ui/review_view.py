@@ -26,7 +26,7 @@ from kldtui.errors import KldtuiError, LabelFileError
 from kldtui.index import Progress, State
 from kldtui.labels import LabelStore
 from kldtui.position import Position
-from kldtui.session import Session
+from kldtui.review.session import Session
 from kldtui.ui import branch_words, words
 from kldtui.ui.actions import bindings
 from kldtui.ui.bars import ClassesPanel, KeyBar, Minimap, StatusBar

@@ -16,7 +16,7 @@ from textual.strip import Strip
 
 from kldtui.facts import Brief
 from kldtui.index import Bound, State
-from kldtui.session import Session
+from kldtui.review.session import Session
 from kldtui.ui import marks
 from kldtui.ui.base_style import Pane
 from kldtui.ui.messages import RootChosen

@@ -11,7 +11,7 @@ import time
 
 from kldtui.config import Config
 from kldtui.position import Position
-from kldtui.session import Session
+from kldtui.review.session import Session
 from kldtui.ui.list_screen import ListScreen
 from kldtui.ui.messages import SearchAdvanced
 from kldtui.ui.stream import StreamView

@@ -14,8 +14,8 @@ from textual.reactive import reactive
 
 from kldtui.index import Kind, State
 from kldtui.position import Position
+from kldtui.review.session import Session
 from kldtui.roots import cost, is_root
-from kldtui.session import Session
 from kldtui.ui import marks
 from kldtui.ui.messages import CursorMoved
 from kldtui.ui.token_pane import Cells, TokenPane

@@ -16,12 +16,12 @@ from kldtui.demo import Step
 from kldtui.detail import Detail
 from kldtui.facts import RootFacts
 from kldtui.index import Bound, Kind, Progress, State
-from kldtui.listing import Filter, Order
 from kldtui.position import Position
 from kldtui.recordings import Recording
 from kldtui.report import format_stats, pair_stats
+from kldtui.review.listing import Filter, Order
+from kldtui.review.session import Session
 from kldtui.roots import FLOOR_ROOTS
-from kldtui.session import Session
 from kldtui.ui import marks
 from kldtui.ui.bars import Part
 from kldtui.ui.branch_pane import BranchPane

@@ -14,7 +14,7 @@ from kldtui.cli import cli
 from kldtui.cli.engines import add_engines
 from kldtui.config import Config
 from kldtui.position import Position
-from kldtui.session import Session
+from kldtui.review.session import Session
 from tests.builders_demo import wait_gone
 from tests.ui.review import running
 

@@ -26,8 +26,8 @@ from kldtui.index import Index, Kind, State
 from kldtui.position import Position
 from kldtui.recordings import open_recording
 from kldtui.recordings.run import RunRecording, open_run
+from kldtui.review.session import Session
 from kldtui.rows import TopRow
-from kldtui.session import Session
 from tests.ui.review import running
 
 CHUNKS = "5"

@@ -13,7 +13,7 @@ import pytest
 from kldtui.config import Config
 from kldtui.demo import DemoPair
 from kldtui.demo.pair import demo_pair
-from kldtui.session import Session
+from kldtui.review.session import Session
 from tests.ui.review import Driver, running
 
 _DOCS = Path(__file__).parents[2] / "docs"

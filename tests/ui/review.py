@@ -19,8 +19,8 @@ from textual.pilot import Pilot
 from kldtui.config import Config
 from kldtui.engines.base import Capabilities, EngineInfo, Finish, Token, Top
 from kldtui.errors import EngineError
-from kldtui.session import Session
-from kldtui.slots import EngineSlot
+from kldtui.review.session import Session
+from kldtui.review.slots import EngineSlot
 from kldtui.ui.app import KldtuiApp
 from kldtui.ui.bars import KeyBar
 from kldtui.ui.review import ReviewScreen

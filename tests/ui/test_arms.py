@@ -9,14 +9,14 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from kldtui.branch_log import BranchLog
 from kldtui.branching import Branch
 from kldtui.config import Config
 from kldtui.engines.base import Capabilities
 from kldtui.errors import EngineError, EngineUnreachable, InexactPrefix
 from kldtui.position import Position
-from kldtui.session import Session
-from kldtui.slots import EngineSlot
+from kldtui.review.branch_log import BranchLog
+from kldtui.review.session import Session
+from kldtui.review.slots import EngineSlot
 from kldtui.ui.detail_view import DetailView
 from kldtui.ui.words import help_facts
 from tests.ui.review import Driver, ScriptedEngine, add_engines, open_review, running

@@ -25,7 +25,7 @@ from kldtui.errors import (
     UnusableEngine,
 )
 from kldtui.position import Position
-from kldtui.session import Session
+from kldtui.review.session import Session
 from kldtui.ui import desk
 from tests.builders_served import QUANT, REF, ROOT, server, write_served
 from tests.fake_server import EOG

@@ -12,7 +12,7 @@ import pytest
 from kldtui.branching import Arm, Branch
 from kldtui.engines.base import Token
 from kldtui.position import Position
-from kldtui.session import Session
+from kldtui.review.session import Session
 from kldtui.ui import token_pane
 from kldtui.ui.wrap import Wrapped
 from tests.ui.review import N_VOCAB, WORDS, Driver, add_engines, open_review, running

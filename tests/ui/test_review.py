@@ -11,7 +11,7 @@ from kldtui.config import Config
 from kldtui.errors import EngineBroke, EngineError, EngineUnreachable
 from kldtui.labels import read_labels
 from kldtui.position import Position
-from kldtui.session import Session
+from kldtui.review.session import Session
 from tests.builders import cut, nan_record, write_kld
 from tests.ui.review import (
     Driver,

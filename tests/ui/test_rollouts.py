@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kldtui.branching import QQ, RR
 from kldtui.position import Position
-from kldtui.session import Session
+from kldtui.review.session import Session
 from tests.builders_recorder import own_pair, rolling_server, score_run, teller
 from tests.ui.review import running
 

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kldtui import figures, roots
+from kldtui import roots
 from kldtui.config import Config
 from kldtui.index import Index, Kind, State
-from kldtui.listing import Filter
 from kldtui.position import Position
-from kldtui.session import Session
+from kldtui.review import figures
+from kldtui.review.listing import Filter
+from kldtui.review.session import Session
 from kldtui.ui import list_screen
 from kldtui.ui.app import KldtuiApp
 from kldtui.ui.detail_view import DetailView

@@ -12,10 +12,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from kldtui.branch_log import BranchLog
 from kldtui.branching import Arm, Branch, Place
 from kldtui.errors import KldtuiError
 from kldtui.position import Position
+from kldtui.review.branch_log import BranchLog
 
 Root = tuple[Position, str]
 

@@ -13,8 +13,8 @@ from kldtui.branching import bos_warning
 from kldtui.engines import wait_ready
 from kldtui.errors import UnusableEngine
 from kldtui.position import Position
-from kldtui.session import Session
-from kldtui.slots import EngineSlot, compare_dictionaries
+from kldtui.review.session import Session
+from kldtui.review.slots import EngineSlot, compare_dictionaries
 from kldtui.verify import VerifyResult, verify
 
 

@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kldtui.branch_log import BranchLog
 from kldtui.branching import QQ, RQ, RR, Arm, Branch, Place, prefix_of, run_branch
 from kldtui.engines import Finish, Token
 from kldtui.errors import ContextExceeded, EngineError, InexactPrefix, KldtuiError
 from kldtui.position import Position
-from kldtui.session import Session
-from kldtui.slots import EngineSlot, one_server_each
+from kldtui.review.branch_log import BranchLog
+from kldtui.review.session import Session
+from kldtui.review.slots import EngineSlot, one_server_each
 
 _MEASURED_TOKENS = 12
 _ITS_OWN_FAULT = (ContextExceeded, InexactPrefix)

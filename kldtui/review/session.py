@@ -17,7 +17,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kldtui.branch_log import BranchLog
 from kldtui.branching import (
     DEFAULT_LENGTH,
     QQ,
@@ -34,7 +33,6 @@ from kldtui.branching import (
 from kldtui.engines import Engine, open_engine
 from kldtui.errors import EngineError, KldtuiError, LabelFileError
 from kldtui.facts import RootFacts
-from kldtui.figures import Figures
 from kldtui.floor import SelfRuns
 from kldtui.hints import Hint
 from kldtui.hints import hint as guess
@@ -47,11 +45,13 @@ from kldtui.labels import (
     ReviewIdentity,
     default_path,
 )
-from kldtui.listing import Filter, Lookups, Order, list_roots
 from kldtui.position import Position
 from kldtui.recorder.free import own_branch
-from kldtui.shelf import Shelf
-from kldtui.slots import EngineSlot
+from kldtui.review.branch_log import BranchLog
+from kldtui.review.figures import Figures
+from kldtui.review.listing import Filter, Lookups, Order, list_roots
+from kldtui.review.shelf import Shelf
+from kldtui.review.slots import EngineSlot
 from kldtui.vocab import from_server
 
 
