@@ -38,6 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--snapshot-update", action="store_true", help="accept the screens as drawn")
 
 
+@pytest.hookimpl(tryfirst=True)  # the plugin that spreads them reads the groups in this hook, too
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that share real servers go to one process, where tests are spread over several."""
     for item in items:
