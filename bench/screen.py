@@ -24,8 +24,8 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from bench.data import folder
-from bench.large import Large, large_review, without_holes
 from bench.measure import Result, percentile
+from bench.sparse import REAL, Sparse, sparse_review, without_holes
 from kldtui.config import Config
 from kldtui.review.session import Session
 from kldtui.ui.app import KldtuiApp
@@ -236,13 +236,13 @@ def empty_frames() -> list[float]:
 class Review:
     """A large review, opened anew for each run of the app."""
 
-    def __init__(self, large: Large) -> None:
+    def __init__(self, large: Sparse) -> None:
         self._large = large
 
     def frames(self, timing: Timing) -> list[float]:
         """Seconds of each frame."""
-        os.environ["KLDTUI_CACHE"] = str(self._large.cache.parent)
-        session = Session.open(self._large.ref, [("quant", self._large.quant)])
+        os.environ["KLDTUI_CACHE"] = str(self._large.index.parent)
+        session = Session.open(self._large.ref, [("quant", self._large.quants[0])])
         for recording in (session.ref, session.quants[0].recording):
             without_holes(recording)
         pieces = {i: f" w{i}".encode() for i in range(session.ref.shape.n_vocab)}
@@ -257,7 +257,8 @@ class Review:
 
 def made(where: Path, name: str, tokens: int, roots: int, scanned: float = 1.0) -> Review:
     (where / name).mkdir()
-    return Review(large_review(where / name, tokens, roots, scanned))
+    index = where / name / "index"
+    return Review(sparse_review(where / name, index, tokens, roots, 2 * REAL, scanned=scanned))
 
 
 def results() -> Iterator[Result]:

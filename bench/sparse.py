@@ -15,8 +15,11 @@ import numpy as np
 from bench.data import real_rows
 from kldtui.index import Index, Keeper, Kind, State
 from kldtui.recordings import Recording, open_recording
+from kldtui.recordings.kld import KldRecording
 
 N_CTX = 512
+REAL = 300
+"""A read of so many records may begin at any of as many, where twice as many are there."""
 _BLOCK = 1 << 16
 
 
@@ -34,17 +37,24 @@ class Sparse:
 
 
 def sparse_review(
-    where: Path, index: Path, tokens: int, roots: int, rows: int, quants: int = 1, ahead: int = 0
+    where: Path,
+    index: Path,
+    tokens: int,
+    roots: int,
+    rows: int,
+    quants: int = 1,
+    ahead: int = 0,
+    scanned: float = 1.0,
 ) -> Sparse:
     """Files of so many tokens, `rows` of them real, and a saved index with so many roots in it.
 
-    The index does not hold the first `ahead` positions yet.
+    The index does not hold the first `ahead` positions yet, nor those behind a share `scanned`.
     """
     paths = sparse_files(where, tokens, rows, quants)
     opened = [open_recording(path) for path in paths]
     n = positions_of(tokens)
     at = ahead + np.random.default_rng(0).choice(n - ahead, roots, replace=False)
-    _fill(opened, index, at, ahead)
+    _fill(opened, index, at, range(ahead, int(n * scanned)))
     for recording in opened:
         recording.close()
     return Sparse(paths[0], tuple(paths[1:]), index)
@@ -76,14 +86,29 @@ def sparse_files(where: Path, tokens: int, count: int, quants: int = 1) -> list[
     return paths
 
 
-def _fill(recordings: list[Recording], cache: Path, roots: np.ndarray, ahead: int) -> None:
+def without_holes(recording: Recording) -> None:
+    """Read every record of a file as one of its first, which are there (`REAL` of them, twice)."""
+    if not isinstance(recording, KldRecording):
+        raise TypeError(f"{recording.path} is no .kld file")
+    start, size = recording.header.data_offset, 2 * recording.header.record_words
+    read = recording._read
+
+    def read_real(view: memoryview, offset: int) -> None:
+        if offset >= start:
+            offset = start + (offset - start) % (REAL * size)
+        read(view, offset)
+
+    recording._read = read_real  # type: ignore[method-assign]
+
+
+def _fill(recordings: list[Recording], cache: Path, roots: np.ndarray, which: range) -> None:
     index = Index(recordings[0], recordings[1:], Keeper(cache))
     n_vocab = recordings[0].shape.n_vocab
     rng = np.random.default_rng(1)
     is_root = np.zeros(index.layout.n, bool)
     is_root[roots] = True
-    for start in range(ahead, index.layout.n, _BLOCK):
-        part = is_root[start : start + _BLOCK]
+    for start in range(which.start, which.stop, _BLOCK):
+        part = is_root[start : min(start + _BLOCK, which.stop)]
         count = part.size
         ref, pair = (np.zeros(count, table.dtype) for table in (index.ref, index.pairs[0]))
         for entries in (ref, pair):
