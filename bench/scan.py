@@ -95,7 +95,7 @@ class KeptPasses(Passes):
         self._keeper = Keeper(where / f"kept-{compiled}-{crew}")
         self._open()
         if crew:
-            self._options["crew"] = hired = self.index.crew(2, compiled=compiled, least_bytes=0)
+            self._options["crew"] = hired = self.index.crew(2, compiled=compiled, after=0)
             assert hired is not None
             assert all(member.is_ready(60) for member in hired.members)
 

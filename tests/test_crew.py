@@ -21,7 +21,7 @@ from tests.builders_index import kept_index, mixed_pair, plain_pair, same, scan_
 def hire(recordings: list[Recording], folder: Path, count: int = 2) -> tuple[Index, Crew]:
     """An index and a crew that is ready for it."""
     index = Index(recordings[0], recordings[1:], Keeper(folder))
-    crew = index.crew(count, compiled=False, least_bytes=0)
+    crew = index.crew(count, compiled=False, after=0)
     assert crew is not None
     assert all(member.is_ready(60) for member in crew.members)
     return index, crew
@@ -52,6 +52,7 @@ def test_a_process_that_is_killed_ends_the_scan_and_the_next_goes_on(tmp_path: P
     index, crew = hire(recordings, tmp_path / "kept", count=1)
     with crew:
         scan_all(index, crew=crew, stages=["roots"])
+        assert crew.members[0].process is not None
         os.kill(crew.members[0].process.pid, signal.SIGKILL)
         with pytest.raises(KldtuiError, match="scan again"):
             scan_all(index, crew=crew)
@@ -74,19 +75,22 @@ def test_a_file_replaced_before_the_crew_opens_it_is_named(tmp_path: Path) -> No
     (tmp_path / "other").mkdir()
     plain_pair(tmp_path / "other", n_chunk=5)
     (tmp_path / "other" / "quant.kld").rename(tmp_path / "quant.kld")
-    crew = index.crew(1, compiled=False, least_bytes=0)
+    crew = index.crew(1, compiled=False, after=0)
     assert crew is not None
     with crew, pytest.raises(RecordingChanged, match="open it again"):
         crew.members[0].is_ready(60)
 
 
-def test_where_processes_cannot_help_there_is_no_crew(tmp_path: Path) -> None:
+def test_where_processes_cannot_help_none_is_started(tmp_path: Path) -> None:
     recordings = plain_pair(tmp_path)
-    assert Index(recordings[0], recordings[1:]).crew(2, least_bytes=0) is None, "in memory alone"
-    kept = Index(recordings[0], recordings[1:], Keeper(tmp_path / "kept"))
-    assert kept.crew(2) is None, "little to read"
-    scan_all(kept, compiled=False)
-    assert kept.crew(2, least_bytes=1) is None, "nothing to read"
+    assert Index(recordings[0], recordings[1:]).crew(2, after=0) is None, "in memory alone"
+    index = Index(recordings[0], recordings[1:], Keeper(tmp_path / "kept"))
+    crew = index.crew(2)
+    assert crew is not None
+    with crew:
+        scan_all(index, crew=crew)
+        assert index.complete
+        assert [member.process for member in crew.members] == [None, None], "it was done at once"
 
 
 def test_until_a_process_is_ready_and_if_it_never_is_this_one_fills(
@@ -95,7 +99,7 @@ def test_until_a_process_is_ready_and_if_it_never_is_this_one_fills(
     monkeypatch.setattr("kldtui.index.crew._CHILD", [sys.executable, "-c", "raise SystemExit(1)"])
     recordings = plain_pair(tmp_path)
     index = Index(recordings[0], recordings[1:], Keeper(tmp_path / "kept"))
-    crew = index.crew(1, compiled=False, least_bytes=0)
+    crew = index.crew(1, compiled=False, after=0)
     assert crew is not None
     with crew:
         assert not crew.members[0].is_ready(60)
@@ -124,4 +128,4 @@ def test_closing_a_crew_ends_its_processes(tmp_path: Path) -> None:
     processes = [member.process for member in crew.members]
     crew.close()
     crew.close()
-    assert [process.returncode for process in processes] == [0, 0]
+    assert [process and process.returncode for process in processes] == [0, 0]

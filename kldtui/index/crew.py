@@ -17,6 +17,7 @@ import os
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -46,7 +47,7 @@ class Fills(Protocol):
 
 
 class Crew:
-    """Some processes, until `close`; each is started at once and is ready a moment later."""
+    """Some processes, until `close`; each is started when it is asked for, and ready later."""
 
     def __init__(
         self,
@@ -56,15 +57,14 @@ class Crew:
         tables: Sequence[Path],
         *,
         compiled: bool,
+        after: float,
     ) -> None:
-        """Start them. tables: the files of the index's tables. Raises OSError."""
-        self.members: list[Member] = []
-        try:
-            for _ in range(count):
-                self.members.append(Member(ref, quants, tables, compiled=compiled))
-        except BaseException:
-            self.close()
-            raise
+        """tables: the files of the index's tables. after: seconds before which none is started:
+        what is done sooner needs none, and others may have to start themselves first."""
+        at = time.monotonic() + after
+        self.members = [
+            Member(ref, quants, tables, compiled=compiled, start_at=at) for _ in range(count)
+        ]
 
     def close(self) -> None:
         """End the processes; a span that one is filling stays pending where it is."""
@@ -88,36 +88,34 @@ class Member:
     """One process, which fills spans as a `Worker` does."""
 
     def __init__(
-        self, ref: Path, quants: Sequence[Path], tables: Sequence[Path], *, compiled: bool
+        self,
+        ref: Path,
+        quants: Sequence[Path],
+        tables: Sequence[Path],
+        *,
+        compiled: bool,
+        start_at: float,
     ) -> None:
-        self._ref, self._tables = ref, [str(path) for path in tables]
-        paths = [_PROGRAM, *filter(None, [os.environ.get("PYTHONPATH")])]
-        # A session of its own: Ctrl-C is for the program, which then closes the crew.
-        self.process = subprocess.Popen(  # noqa: S603 - this program's own module
-            [*_CHILD, *["compiled"] * compiled],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        )
+        """start_at: when it may be started, by time.monotonic()."""
+        self._recordings, self._tables = [ref, *quants], list(tables)
+        self._compiled, self._start_at = compiled, start_at
+        self.process: subprocess.Popen[str] | None = None
         self._ready = self._gone = False
-        _tell(
-            self.process,
-            {
-                "recordings": [str(path.absolute()) for path in (ref, *quants)],
-                "folder": str(tables[0].parent.absolute()),
-            },
-        )
 
     def is_ready(self, seconds: float = 0.0) -> bool:
         """Whether it has opened everything, or has within so many seconds; never, if it ended.
 
-        Raises RecordingChanged where it found other recordings, or another KldtuiError.
+        Starts it, if that is not done yet. Raises RecordingChanged where it found other
+        recordings, or another KldtuiError.
         """
-        if self._ready or self._gone:
+        if self._ready or self._gone or time.monotonic() < self._start_at:
             return self._ready
+        if self.process is None:
+            try:
+                self.process = self._started()
+            except OSError:
+                self._gone = True
+                return False
         pipe: IO[str] = self.process.stdout  # type: ignore[assignment]
         if select.select([pipe], [], [], seconds)[0]:
             try:
@@ -125,12 +123,34 @@ class Member:
             except _Ended:
                 self._gone = True
                 return False
-            if found != self._tables:
+            if found != [str(path) for path in self._tables]:
                 raise RecordingChanged(
-                    f"{self._ref}: has changed since it was opened, or a quant has; open it again"
+                    f"{self._recordings[0]}: has changed since it was opened, or a quant has; "
+                    "open it again"
                 )
             self._ready = True
         return self._ready
+
+    def _started(self) -> subprocess.Popen[str]:
+        paths = [_PROGRAM, *filter(None, [os.environ.get("PYTHONPATH")])]
+        # A session of its own: Ctrl-C is for the program, which then closes the crew.
+        process = subprocess.Popen(  # noqa: S603 - this program's own module
+            [*_CHILD, *["compiled"] * self._compiled],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        )
+        _tell(
+            process,
+            {
+                "recordings": [str(path.absolute()) for path in self._recordings],
+                "folder": str(self._tables[0].parent.absolute()),
+            },
+        )
+        return process
 
     def first(self, first: int, last: int, numbers: Sequence[int]) -> None:
         """Fill the flat range `first:last` for these quants, as far as the first pass goes."""
@@ -141,10 +161,14 @@ class Member:
         self._fill("rest", first, last, numbers)
 
     def _fill(self, stage: str, first: int, last: int, numbers: Sequence[int]) -> None:
-        _tell(self.process, [stage, first, last, list(numbers)])
-        _answer(self.process)
+        if self.process is not None:
+            _tell(self.process, [stage, first, last, list(numbers)])
+            _answer(self.process)
 
     def close(self) -> None:
+        """End it, if it was started."""
+        if self.process is None:
+            return
         for pipe in (self.process.stdin, self.process.stdout):
             with contextlib.suppress(OSError):
                 pipe.close()  # type: ignore[union-attr]

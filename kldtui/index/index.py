@@ -37,8 +37,7 @@ STAGES: tuple[Stage, ...] = ("roots", "rest")
 
 _BLOCK_BYTES = 4 << 20
 """Bytes of one recording in a span."""
-_CREW_BYTES = 2 << 30
-"""Of less, processes would take as long to start as to read it."""
+_CREW_SECONDS = 0.5
 _YIELD_SECONDS = 0.15
 _POLL_SECONDS = 1.0
 _SAVE_SECONDS = 5.0
@@ -308,12 +307,11 @@ class Index:
                     table.release()
 
     def crew(
-        self, count: int, *, compiled: bool = True, least_bytes: int = _CREW_BYTES
+        self, count: int, *, compiled: bool = True, after: float = _CREW_SECONDS
     ) -> Crew | None:
-        """Processes to scan with; close them.
+        """Processes to scan with, started `after` so many seconds if there is still work; close it.
 
-        None where they cannot help: tables are in memory alone, rows are not all laid out alike,
-        less than `least_bytes` is pending, or the system gives no process.
+        None where they cannot help: tables are in memory alone, or rows not all laid out alike.
         """
         recordings = [self._recording, *self._quants]
         evens = [as_even(recording) for recording in recordings]
@@ -322,14 +320,8 @@ class Index:
             return None
         if not all(even is not None and even.reader(1) is not None for even in evens):
             return None
-        left = max(self._left(stage, self._all, 0, self.layout.n) for stage in STAGES)
-        if left * self._row_bytes(self._all) < least_bytes:
-            return None
         paths = [recording.path for recording in recordings]
-        try:
-            return Crew(count, paths[0], paths[1:], tables, compiled=compiled)
-        except OSError:
-            return None
+        return Crew(count, paths[0], paths[1:], tables, compiled=compiled, after=after)
 
     def _row_bytes(self, numbers: Sequence[int]) -> int:
         """What a position's codes take in the recordings that hold whole rows."""

@@ -49,6 +49,7 @@ from kldtui.ui.stream import StreamView
 from kldtui.ui.text import plain
 from kldtui.vocab import safe
 
+CREW_SECONDS = 1.0
 WORKERS = max(1, min(4, (os.cpu_count() or 1) // 2))
 """Threads that scan; the others are for the screen, and for whatever else runs."""
 COUNT_SECONDS = 0.4
@@ -146,8 +147,9 @@ class ReviewView(SearchScreen):
         """In a thread: fill the index, and follow recordings that are still being written."""
         told, roots = -1, False
         index = self.session.index
-        # In processes, where there is much to do: a thread would keep keys waiting.
-        crew = index.crew(WORKERS)
+        # In processes, where there is much to do: a thread would keep keys waiting. But not while
+        # the screen has still to open.
+        crew = index.crew(WORKERS, after=CREW_SECONDS)
         try:
             with crew or nullcontext():
                 for progress in index.scan(
