@@ -285,7 +285,7 @@ def test_a_cluster_of_two_processes_scans_what_one_does(
     done = run("scan", tmp_path / "ref.kld", *words, "-o", tmp_path / "x", "--dask", scheduler)
     assert done.exit_code == 0, done.output
     monkeypatch.setenv("KLDTUI_CACHE", str(tmp_path / "other"))
-    alone = ["-o", tmp_path / "y", "--workers", "1"]
+    alone: list[str | Path] = ["-o", tmp_path / "y", "--workers", "1"]
     assert run("scan", tmp_path / "ref.kld", *words, *alone).exit_code == 0
     one, two = (ScanFile.open(tmp_path / name).index()[0] for name in "xy")
     for a, b in zip([one.ref, *one.pairs], [two.ref, *two.pairs], strict=True):
