@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kldtui.errors import KldtuiError, RecordingChanged
+from kldtui.errors import RecordingChanged
 from kldtui.index import Index, Keeper
 from kldtui.index import index as index_module
 from kldtui.index.crew import Crew
@@ -47,17 +47,18 @@ def test_a_crew_fills_what_one_process_fills(
     assert again.complete, "and its checksums hold"
 
 
-def test_a_process_that_is_killed_ends_the_scan_and_the_next_goes_on(tmp_path: Path) -> None:
+def test_where_a_process_is_killed_this_one_goes_on(tmp_path: Path) -> None:
     recordings = plain_pair(tmp_path)
-    index, crew = hire(recordings, tmp_path / "kept", count=1)
+    index, crew = hire(recordings, tmp_path / "kept")
     with crew:
         scan_all(index, crew=crew, stages=["roots"])
-        assert crew.members[0].process is not None
-        os.kill(crew.members[0].process.pid, signal.SIGKILL)
-        with pytest.raises(KldtuiError, match="scan again"):
-            scan_all(index, crew=crew)
-    assert index.roots_complete
-    assert scan_all(index, compiled=False).complete
+        for member in crew.members:
+            assert member.process is not None
+            os.kill(member.process.pid, signal.SIGKILL)
+        scan_all(index, crew=crew)
+    assert index.complete
+    alone = scan_all(Index(recordings[0], recordings[1:]), compiled=False)
+    assert same(index.pairs[0], alone.pairs[0])
 
 
 def test_a_file_cut_under_a_crew_is_named(tmp_path: Path) -> None:
@@ -121,6 +122,23 @@ def test_what_somebody_waits_for_comes_first_with_a_crew_too(
         next(scan)
         assert np.flatnonzero(index.pairs[0]["rest"]).tolist() == [41, 42, 70]
         list(scan)
+
+
+def test_a_process_that_is_still_starting_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless = [sys.executable, "-c", "import time; time.sleep(600)"]
+    monkeypatch.setattr("kldtui.index.crew._CHILD", endless)
+    monkeypatch.setattr("kldtui.index.crew._LEAVE_SECONDS", 600)
+    recordings = plain_pair(tmp_path)
+    index = Index(recordings[0], recordings[1:], Keeper(tmp_path / "kept"))
+    crew = index.crew(1, compiled=False, after=0)
+    assert crew is not None
+    with crew:
+        scan_all(index, crew=crew)
+        process = crew.members[0].process
+    assert process is not None
+    assert process.returncode == -signal.SIGKILL
 
 
 def test_closing_a_crew_ends_its_processes(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Protocol
@@ -166,9 +166,11 @@ class Member:
             _answer(self.process)
 
     def close(self) -> None:
-        """End it, if it was started."""
+        """End it, if it was started; at once, where it has not begun to fill anything."""
         if self.process is None:
             return
+        if not self._ready:
+            self.process.kill()
         for pipe in (self.process.stdin, self.process.stdout):
             with contextlib.suppress(OSError):
                 pipe.close()  # type: ignore[union-attr]
@@ -180,24 +182,30 @@ class Member:
 
 
 class Standby:
-    """A member of a crew and, until that is ready, a worker of this process."""
+    """A member of a crew; a worker of this process until that is ready, and if it ends."""
 
-    def __init__(self, member: Member, here: Fills) -> None:
-        self._member = member
-        self._here: Fills | None = here
-
-    @property
-    def _who(self) -> Fills:
-        if self._here is not None and not self._member.is_ready():
-            return self._here
-        self._here = None  # and with it its buffers
-        return self._member
+    def __init__(self, member: Member, make_here: Callable[[], Fills]) -> None:
+        self._member: Member | None = member
+        self._make_here = make_here
+        self._here: Fills | None = make_here()
 
     def first(self, first: int, last: int, numbers: Sequence[int]) -> None:
-        self._who.first(first, last, numbers)
+        self._do(lambda who: who.first(first, last, numbers))
 
     def second(self, first: int, last: int, numbers: Sequence[int]) -> None:
-        self._who.second(first, last, numbers)
+        self._do(lambda who: who.second(first, last, numbers))
+
+    def _do(self, act: Callable[[Fills], None]) -> None:
+        if self._member is not None and (self._here is None or self._member.is_ready()):
+            self._here = None  # and with it its buffers
+            try:
+                act(self._member)
+                return
+            except _Ended:  # what it was at is still pending, or whole
+                self._member = None
+        if self._here is None:
+            self._here = self._make_here()
+        act(self._here)
 
 
 def _tell(child: subprocess.Popen[str], message: Any) -> None:
@@ -211,7 +219,7 @@ def _answer(child: subprocess.Popen[str]) -> dict[str, Any]:
     pipe: IO[str] = child.stdout  # type: ignore[assignment]
     line = pipe.readline()
     if not line:
-        raise _Ended("a process of the scan ended by itself; scan again, it goes on there")
+        raise _Ended("a process of the scan ended by itself")
     answer: dict[str, Any] = json.loads(line)
     if "error" in answer:
         raise _ERRORS.get(str(answer["error"]), KldtuiError)(str(answer["words"]))

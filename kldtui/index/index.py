@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -338,7 +339,7 @@ class Index:
     ) -> Iterator[Filler]:
         if crew is not None and not self._grown:
             for member in crew.members:
-                here = self._worker(NumpyKernels())
+                here = partial(self._worker, NumpyKernels())
                 yield self._filler(stage, numbers, Standby(member, here))
             return
         for _ in range(max(1, workers)):

@@ -162,11 +162,10 @@ class ReviewView(SearchScreen):
                     elif progress.total != told:
                         told = progress.total
                         self.post_message(ScanAdvanced(None, done=True))
+                if not self._cancel_scan.is_set():
+                    self.post_message(ScanAdvanced(None, done=True))
         except KldtuiError as error:
             self.post_message(ScanAdvanced(None, done=True, failed=str(error)))
-            return
-        if not self._cancel_scan.is_set():
-            self.post_message(ScanAdvanced(None, done=True))
 
     # ── the demo's engines ───────────────────────────────────────────────────────────────────
 
