@@ -17,6 +17,7 @@ import click
 
 from kldtui.branching import Arm
 from kldtui.cli.engines import Preparation, tell
+from kldtui.cli.progress import duration, scan_here
 from kldtui.errors import EngineError, KldtuiError
 from kldtui.position import Position
 from kldtui.review.batch import (
@@ -242,27 +243,9 @@ def _words(progress: Progress) -> str:
     return f"{progress.made} of {progress.total} branches{rate}{remaining}"
 
 
-def duration(seconds: float) -> str:
-    """`40 s`, `3 min 5 s`, `2 h 10 min`."""
-    whole = max(1, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
 def scan(session: Session) -> None:
     """Scan to the end, with progress on a terminal."""
-    terminal = sys.stderr.isatty()
-    try:
-        for progress in session.index.scan():
-            if terminal:
-                share = progress.done / max(1, progress.total)
-                click.echo(f"\rscanning: {share:.0%}\x1b[K", err=True, nl=False)
-    finally:
-        if terminal:
-            click.echo("\r\x1b[K", err=True, nl=False)
+    scan_here(session.index)
     session.settle_thresholds()
     session.count_anew()
 

@@ -16,8 +16,9 @@ from typing import Any
 
 import click
 
-from kldtui.cli.batching import duration, scan
+from kldtui.cli.batching import scan
 from kldtui.cli.engines import Preparation, add_engines, ref_engine_options, tell
+from kldtui.cli.progress import duration
 from kldtui.errors import KldtuiError
 from kldtui.floor import (
     WORDS,

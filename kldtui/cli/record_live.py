@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 import click
 
 from kldtui.branching import bos_rule, bos_warning
+from kldtui.cli.progress import duration
 from kldtui.cli.recording import ChunkRange
 from kldtui.engines import Engine, open_engine, wait_ready
 from kldtui.engines.base import EngineInfo
@@ -388,7 +389,7 @@ def _run(
     new = last.done - last.before
     size = f"{output.stat().st_size / 1e6:.1f} MB"
     if new:
-        took = _duration(time.monotonic() - began)
+        took = duration(time.monotonic() - began)
         rate = f", {last.per_second:.1f}/s" if last.per_second else ""
         click.echo(f"{safe(str(output))}: {new} {what} in {took}{rate}; {size}")
     else:
@@ -417,22 +418,13 @@ class _Show:
         share = 100 * progress.done / progress.total if progress.total else 100.0
         rate = f", {progress.per_second:.1f}/s" if progress.per_second else ""
         left = progress.seconds_left
-        remaining = "" if left is None else f", {_duration(left)} left"
+        remaining = "" if left is None else f", {duration(left)} left"
         done = f"{progress.done} of {progress.total} {self._what}"
         return f"{done} ({share:.0f} %){rate}{remaining}"
 
     def end(self) -> None:
         if self._terminal:
             click.echo("\r\x1b[K", err=True, nl=False)
-
-
-def _duration(seconds: float) -> str:
-    whole = math.ceil(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def _say(words: str) -> None:

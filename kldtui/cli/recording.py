@@ -6,7 +6,6 @@ Must not know: formats, servers, what a conversion does.
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from typing import Any, cast
 import click
 
 from kldtui.cli.lazy import LazyGroup
+from kldtui.cli.progress import duration
 from kldtui.convert import Conversion, Full, Progress, Wanted
 from kldtui.recordings import Recording, open_quant, open_recording
 from kldtui.recordings.kld_stream import STDIN, KldStream, is_stream
@@ -209,14 +209,5 @@ def show_progress(steps: Iterator[Progress], doing: str) -> None:
 def _words(step: Progress) -> str:
     share = 100 * step.done / step.total if step.total else 100
     rate = f" at {step.bytes_per_s / 1e6:,.0f} MB/s" if step.bytes_per_s else ""
-    left = "" if step.seconds_left is None else f", {_duration(step.seconds_left)} left"
+    left = "" if step.seconds_left is None else f", {duration(step.seconds_left)} left"
     return f"{step.done:,} of {step.total:,} positions ({share:.0f} %){rate}{left}"
-
-
-def _duration(seconds: float) -> str:
-    whole = math.ceil(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -79,10 +79,7 @@ class Worker:
     def second(self, first: int, last: int, numbers: Sequence[int]) -> None:
         """Complete the entries of `first:last` that the first pass has filled."""
         index = self._index
-        todo = {k: half_done(index.pairs[k], first, last) for k in numbers}
-        wanted = np.flatnonzero(
-            np.logical_or.reduce([*todo.values(), np.zeros(last - first, bool)])
-        )
+        todo, wanted = half_done_of(index, numbers, first, last)
         if not wanted.size:
             return
         skipped, stop = int(wanted[0]), int(wanted[-1]) + 1
@@ -184,6 +181,14 @@ def half_done(pair: Table, first: int, last: int) -> NDArray[np.bool_]:
     """Which entries of a pair have been through the first pass alone."""
     part = slice(first, last)
     return np.asarray((pair["state"][part] == State.SCORED) & (pair["rest"][part] == 0))
+
+
+def half_done_of(
+    index: Filled, numbers: Sequence[int], first: int, last: int
+) -> tuple[dict[int, NDArray[np.bool_]], NDArray[np.int64]]:
+    """`half_done` of each of these quants, and where any of them is, counted from `first`."""
+    todo = {k: half_done(index.pairs[k], first, last) for k in numbers}
+    return todo, np.flatnonzero(half_read(index, numbers, first, last))
 
 
 def unread(index: Filled, numbers: Sequence[int], first: int, last: int) -> NDArray[np.bool_]:

@@ -38,7 +38,7 @@ from kldtui.index.passes import (
     REF_GIVEN,
     Filled,
     Worker,
-    half_done,
+    half_done_of,
     put_missing,
     put_pending,
 )
@@ -163,10 +163,7 @@ class Sweep:
     def second(self, first: int, last: int, numbers: Sequence[int]) -> None:
         """Complete the entries of `first:last` that the first pass has filled."""
         index = self._index
-        todo = {k: half_done(index.pairs[k], first, last) for k in numbers}
-        wanted = np.flatnonzero(
-            np.logical_or.reduce([*todo.values(), np.zeros(last - first, bool)])
-        )
+        todo, wanted = half_done_of(index, numbers, first, last)
         if not wanted.size:
             return
         self._check(numbers)
