@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kldtui.analysis import Bound, Kernels, NumpyKernels, analyse_pair, analyse_ref, load_fast
-from kldtui.analysis.kernels import brackets, straight
+from kldtui.analysis.kernels import Heads, brackets, straight
 from kldtui.recordings import open_recording
 from kldtui.recordings.kld import decode
 from kldtui.recordings.kld_writer import encode
@@ -132,6 +135,32 @@ def test_a_mass_lies_between_its_brackets(logits: list[float]) -> None:
     low, high = brackets(np.array([straight(logp).sum()]), best)
     mass = np.exp(logp).sum()
     assert low[0] - 1e-6 <= mass <= high[0] + 1e-6
+
+
+def test_loops_for_any_machine_agree_with_those_for_this_one(tmp_path: Path, fast: Kernels) -> None:
+    n_vocab = 8193
+    ref, quant = rows_of(n_vocab, 3, 1), rows_of(n_vocab, 3, 2)
+    np.savez(tmp_path / "rows.npz", ref=ref.codes, quant=quant.codes)
+    every, heads = np.arange(3), (ref.scale, ref.base, quant.scale, quant.base)
+    here = np.zeros((3, 4))
+    fast.sums(ref.run(), quant.run(), Heads(*heads), every, here)
+    np.savez(tmp_path / "heads.npz", *heads)
+    program = """
+import sys
+from pathlib import Path
+import numpy as np
+from kldtui.analysis.kernels import Heads, load_fast
+from kldtui.rows import Codes
+folder = Path(sys.argv[1])
+rows, heads = np.load(folder / "rows.npz"), np.load(folder / "heads.npz")
+ref, quant = (Codes(np.ascontiguousarray(rows[name]), 0, rows[name].shape[1]) for name in rows)
+out = np.zeros((3, 4))
+load_fast(folder).sums(ref, quant, Heads(*heads.values()), np.arange(3), out)
+np.save(folder / "sums.npy", out)
+"""
+    environment = {**os.environ, "NUMBA_CPU_NAME": "generic"}
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=environment, check=True)
+    assert np.load(tmp_path / "sums.npy")[:, :3] == pytest.approx(here[:, :3], rel=1e-5, abs=1e-7)
 
 
 def test_without_numba_there_are_no_compiled_kernels(

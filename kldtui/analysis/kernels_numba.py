@@ -5,16 +5,22 @@ Must not know: columns, files, or what the sums are for.
 
 p = 2^n 2^f: log2 p in fixed point is the bits of a float, of which the high ones are 2^n and the
 low ones m = 1 + f, for which a polynomial of degree 4 gives 2^f (relative error 2.7e-6): a KLD
-comes within a few millionths of NumpyKernels'. The quant's mass, which is only to be bracketed, is
-summed on the way to the best codes, with the straight line 1 + f in place of the polynomial.
+comes within a few millionths of NumpyKernels'. Where a processor pushes the
+codes that count together in one step (AVX-512 VBMI2), only those are decoded: they are few and
+scattered, and anything that branches on them is no quicker than decoding all. The quant's mass,
+which is only to be bracketed, is summed on the way to the best codes, with the straight line 1 + f
+in place of the polynomial.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
-from numba import njit
+from llvmlite import binding, ir
+from numba import config, njit, types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from kldtui.analysis.kernels import KLD_CUT, LOG2E, Head, Heads, TopCodes
@@ -34,6 +40,12 @@ _ZERO = np.float32(0)
 _CUT = np.float32(KLD_CUT)
 _TILE = 1024
 _MANY = 1 << 14
+_LANES = 32
+_SQUEEZES = (
+    not config.CPU_NAME  # type: ignore[attr-defined]  # code is made for this machine
+    and binding.llvm_version_info >= (20,)
+    and binding.get_host_cpu_features().get("avx512vbmi2", False)
+)
 _NO_HEAD = Head(np.zeros(0, np.float32), np.zeros(0, np.float32))
 
 
@@ -135,8 +147,65 @@ def _row(mine, theirs, low, f0, f1, f2):  # type: ignore[no-untyped-def]
     return apart, floored, mass
 
 
+@intrinsic
+def _keep(context, mine, theirs, at, low, kept, others, count):  # type: ignore[no-untyped-def]
+    """Append those of 32 pairs of codes from `at` on whose first is `low` or more to `kept` and
+    `others`, of which `count` are filled and room for 32 is left; gives how many are then."""
+    del context, at, low, count
+
+    def generate(target: Any, build: Any, signature: Any, args: Any) -> Any:
+        word, integer = ir.IntType(16), ir.IntType(32)
+        codes, mask = ir.VectorType(word, _LANES), ir.VectorType(ir.IntType(1), _LANES)
+
+        def place(k: int, index: int) -> Any:
+            data = target.make_array(signature.args[k])(target, build, args[k]).data
+            return build.bitcast(build.gep(data, [args[index]]), codes.as_pointer())
+
+        def known(name: str, kind: Any) -> Any:
+            return build.module.globals.get(name) or ir.Function(build.module, kind, name)
+
+        squeeze = known(
+            f"llvm.experimental.vector.compress.v{_LANES}i16",
+            ir.FunctionType(codes, [codes, mask, codes]),
+        )
+        ones = known(f"llvm.ctpop.i{_LANES}", ir.FunctionType(integer, [integer]))
+        nothing = ir.Constant(codes, ir.Undefined)
+        low = build.insert_element(nothing, args[3], integer(0))
+        low = build.shuffle_vector(low, nothing, ir.Constant(ir.VectorType(integer, _LANES), None))
+        first, second = build.load(place(0, 2), align=2), build.load(place(1, 2), align=2)
+        counts = build.icmp_unsigned(">=", first, low)
+        for k, values in ((4, first), (5, second)):
+            build.store(build.call(squeeze, [values, counts, nothing]), place(k, 6), align=2)
+        more = build.call(ones, [build.bitcast(counts, integer)])
+        return build.add(args[6], build.zext(more, ir.IntType(64)))
+
+    return types.int64(mine, theirs, types.int64, types.uint16, kept, others, types.int64), generate
+
+
+if _SQUEEZES:
+
+    @njit(cache=True, nogil=True, error_model="numpy")
+    def _counted(mine, theirs, low, room):  # type: ignore[no-untyped-def]
+        """Pairs of codes, all whose first is `low` or more among them."""
+        kept, others = room
+        count, whole = 0, mine.size // _LANES * _LANES
+        for at in range(0, whole, _LANES):
+            count = _keep(mine, theirs, at, low, kept, others, count)  # type: ignore[call-arg]
+        for j in range(whole, mine.size):
+            kept[count] = mine[j]
+            others[count] = theirs[j]
+            count += 1 if mine[j] >= low else 0
+        return kept[:count], others[:count]
+
+else:
+
+    @njit(cache=True, nogil=True, error_model="numpy")
+    def _counted(mine, theirs, low, room):  # type: ignore[no-untyped-def]
+        return mine, theirs
+
+
 @njit(cache=True, nogil=True, error_model="numpy")
-def _sums(ref, quant, step, other_step, n, which, scale, base, other_scale, other_base, out):  # type: ignore[no-untyped-def]
+def _sums(ref, quant, step, other_step, n, which, scale, base, other_scale, other_base, out, room):  # type: ignore[no-untyped-def]
     for r in range(which.size):
         i = which[r]
         out[i, 3] = np.nan
@@ -146,9 +215,12 @@ def _sums(ref, quant, step, other_step, n, which, scale, base, other_scale, othe
             continue
         s, b = np.float64(scale[i]), np.float64(base[i])
         t, d = np.float64(other_scale[i]), np.float64(other_base[i])
+        mine = ref[i * step : i * step + n]
+        theirs = quant[i * other_step : i * other_step + n]
+        mine, theirs = _counted(mine, theirs, np.uint16(low), (room[0], room[1]))
         apart, floored, mass = _row(
-            ref[i * step : i * step + n],
-            quant[i * other_step : i * other_step + n],
+            mine,
+            theirs,
             np.uint16(low),
             np.float32(s * (LOG2E * _BITS)),
             np.float32((b * LOG2E + 127) * _BITS),
@@ -165,6 +237,7 @@ class NumbaKernels:
     name = "numba"
 
     def __init__(self) -> None:
+        self._room = np.empty((2, 0), np.uint16)
         codes = Codes(np.zeros((1, 4), np.uint16), 0, 4)
         one, first = np.ones(1, np.float32), np.zeros(1, np.int64)
         self.tops(codes)
@@ -198,4 +271,6 @@ class NumbaKernels:
         which: NDArray[np.int64],
         out: NDArray[np.float64],
     ) -> None:
-        _sums(ref.flat, quant.flat, ref.step, quant.step, ref.n, which, *heads, out)
+        if self._room.shape[1] < ref.n + _LANES:
+            self._room = np.empty((2, ref.n + _LANES), np.uint16)
+        _sums(ref.flat, quant.flat, ref.step, quant.step, ref.n, which, *heads, out, self._room)

@@ -11,6 +11,7 @@ import math
 import os
 import struct
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -388,6 +389,10 @@ class KldReader:
         self._offset = header.data_offset
         room = np.empty(2 * self._words * rows + 2 * _PAGE, "u1")
         self._room = room[-room.ctypes.data % _PAGE :]
+        # A number of its own, which nobody closes under it: a read needs no lock.
+        with recording._reading() as fd:
+            self._fd = os.dup(fd)
+        weakref.finalize(self, os.close, self._fd)
 
     def check(self) -> None:
         """Raises RecordingChanged if the file no longer holds what it held at open."""
@@ -395,11 +400,16 @@ class KldReader:
 
     def read(self, first: int, count: int) -> tuple[Codes, Floats, Floats]:
         """Codes, scale and minimum of flat records. Raises RecordingChanged where they are gone."""
-        size = 2 * self._words
-        offset = self._offset + size * first
+        size = 2 * self._words * count
+        offset = self._offset + 2 * self._words * first
         start = (offset + _APART) % _PAGE
-        room = self._room[start : start + size * count]
-        self._recording._read(room.data, offset)
+        room = self._room[start : start + size]
+        try:
+            whole = os.preadv(self._fd, [room.data], offset) == size
+        except OSError:
+            whole = False
+        if not whole:
+            self._recording._read(room.data, offset)  # says what is wrong
         raw = room.view("<u2").reshape(count, self._words)
         head = raw[:, :4].copy().view("<f4")
         return Codes(raw, 4, self._n_vocab), head[:, 0], head[:, 1]
