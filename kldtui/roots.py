@@ -95,6 +95,7 @@ def _slices(index: Index, size: int) -> Iterator[slice]:
         yield slice(start, min(index.layout.n, start + size))
         if index.layout.n > size:
             index.release()
+            index.give_way()
 
 
 def parts(index: Index, found: NDArray[np.int64]) -> Iterator[slice]:
@@ -103,6 +104,7 @@ def parts(index: Index, found: NDArray[np.int64]) -> Iterator[slice]:
         yield slice(start, min(found.size, start + _AT_ONCE))
         if found.size > _AT_ONCE:
             index.release()
+            index.give_way()
 
 
 def costs_at(index: Index, quant: int, found: NDArray[np.int64]) -> NDArray[np.float32]:

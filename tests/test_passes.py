@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,21 @@ def test_every_code_is_read_once_a_pass(tmp_path: Path, monkeypatch: pytest.Monk
         read.clear()
     scan_all(index)
     assert not read
+
+
+@pytest.mark.parametrize("kind", ["quick", "slow"])
+def test_a_scan_in_this_process_stands_back_when_it_is_asked(tmp_path: Path, kind: str) -> None:
+    make = plain_pair if kind == "quick" else mixed_pair
+    recordings = make(tmp_path)
+    index = Index(recordings[0], recordings[1:])
+    began = time.monotonic()
+    index.stand_back(0.2)
+    for stage in ("roots", "rest"):
+        scan_all(index, stages=[stage], compiled=False)
+        assert time.monotonic() - began >= 0.2
+        began = time.monotonic()
+        index.stand_back(0.2)
+    assert index.complete
 
 
 def test_what_somebody_waits_for_comes_first(

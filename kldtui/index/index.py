@@ -173,6 +173,15 @@ class Index:
         """
         self._wanted.ask(now, np.zeros(0, np.int64) if soon is None else soon)
 
+    def stand_back(self, seconds: float) -> None:
+        """Have what this process does for long in other threads wait: a person has pressed a key,
+        and the interpreter, for which all of them queue, is for what that leads to."""
+        self._wanted.stand_back(seconds)
+
+    def give_way(self) -> None:
+        """To be called between short steps of what takes long (see `stand_back`)."""
+        self._wanted.give_way()
+
     def _fill_whole(self, worker: Fills, spans: Sequence[tuple[int, int]]) -> None:
         for first, last in self._within_chunks(spans):
             low, high = self.layout.chunks(np.array([first, last - 1])).tolist()

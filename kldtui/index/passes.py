@@ -46,6 +46,9 @@ class Filled(Protocol):
     pairs: list[Table]
     common_chunks: list[int]
 
+    def give_way(self) -> None:
+        """Called between short steps: a screen may need the interpreter."""
+
 
 class Worker:
     """One thread's way of filling tables: it has buffers and kernels of its own."""
@@ -64,6 +67,7 @@ class Worker:
         The range lies in one chunk, unless all recordings are even.
         """
         index = self._index
+        index.give_way()
         rows, stream = self._ref_rows(first, last)
         block = first_ref(rows, stream, self._kernels)
         put_pending(index.ref, first, block.columns)
@@ -84,6 +88,7 @@ class Worker:
             return
         skipped, stop = int(wanted[0]), int(wanted[-1]) + 1
         lo, hi = first + skipped, first + stop
+        index.give_way()
         rows, stream = self._ref_rows(lo, hi)
         given = RefRows(rows, stream, index.ref.entries(slice(lo, hi), REF_GIVEN))
         mass = np.full(hi - lo, np.nan)

@@ -46,7 +46,7 @@ from kldtui.index.work import runs
 from kldtui.recordings.base import CodeReader, EvenRecording, Recording, as_even
 from kldtui.rows import Codes
 
-_PIECES_BYTES = 6 << 20
+_PIECES_BYTES = 4 << 20
 """Bytes of all recordings that are read at once: as a core's caches hold."""
 _SLOW_ROWS = 16
 
@@ -89,6 +89,7 @@ class Sweep:
 
     def _pieces(self, count: int) -> Iterator[tuple[int, int]]:
         for start in range(0, count, self._rows):
+            self._index.give_way()
             yield start, min(count, start + self._rows)
 
     def _held(self, number: int, first: int, last: int) -> int:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
+from textual import events
 from textual.app import App
 from textual.binding import BindingType
 from textual.command import DiscoveryHit, Hit, Hits, Provider
@@ -24,6 +25,8 @@ from kldtui.ui.actions import ACTIONS, Action, keys_of
 from kldtui.ui.review import ReviewScreen
 
 SWITCH_SECONDS = 0.0005
+BACK_SECONDS = 0.015
+"""After a key, what takes long stands back: for about as long as the next frame takes."""
 
 
 class ActionCommands(Provider):
@@ -76,6 +79,11 @@ class KldtuiApp(App[None]):
         super().__init__()
         self.session, self.config = session, config
         self.review = ReviewScreen(session, config, demo)
+
+    async def on_event(self, event: events.Event) -> None:
+        if isinstance(event, events.InputEvent):
+            self.session.index.stand_back(BACK_SECONDS)
+        await super().on_event(event)
 
     def on_mount(self) -> None:
         if self.config.theme in self.available_themes:

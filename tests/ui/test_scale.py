@@ -225,6 +225,27 @@ async def test_a_long_review_resumes_behind_the_last_label(
 
 
 @pytest.mark.usefixtures("long")
+async def test_what_takes_long_stands_back_for_a_key(tmp_path: Path) -> None:
+    session = long_session(tmp_path)
+    async with reviewing(session) as driver:
+        asked: list[float] = []
+        session.index.stand_back = asked.append  # type: ignore[method-assign, assignment]
+        await driver.press("right")
+        assert asked
+        assert 0 < asked[0] < 0.1, "a scan has to go on while a key is held down"
+        given = 0
+
+        def give_way() -> None:
+            nonlocal given
+            given += 1
+
+        session.index.give_way = give_way  # type: ignore[method-assign]
+        await driver.press("s")
+        await driver.until(lambda: not driver.review.list_busy)
+        assert given > 1, "so does a list"
+
+
+@pytest.mark.usefixtures("long")
 async def test_the_scan_takes_first_what_is_on_screen(tmp_path: Path) -> None:
     session = long_session(tmp_path)
     async with reviewing(session) as driver:
