@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,6 +64,7 @@ class Figures:
     """What the user named to read text with, or the tokenizer.json beside the reference; a server
     that takes text needs it too."""
     _tokens: dict[int, NDArray[np.int32]] = field(default_factory=dict)
+    _changing: threading.Lock = field(default_factory=threading.Lock)
     _calls: dict[int, NDArray[np.uint8] | None] = field(default_factory=dict)
     """By chunk, a bit a token; a long stream has many."""
     _finder: tuple[Vocabulary, CallFinder] | None = None
@@ -181,12 +183,20 @@ class Figures:
         )
 
     def chunk_tokens(self, chunk: int) -> NDArray[np.int32]:
-        """The chunk's tokens, int32[length]; not to be written to."""
-        held = self._tokens.get(chunk)
-        if held is None:
-            if len(self._tokens) >= _TOKENS_KEPT:
-                self._tokens.clear()
-            held = self._tokens[chunk] = self.ref.tokens(chunk)
+        """The chunk's tokens, int32[length]; not to be written to.
+
+        Raises RecordingChanged, but not for chunks that were lately asked for.
+        """
+        with self._changing:
+            held = self._tokens.pop(chunk, None)
+            if held is not None:
+                self._tokens[chunk] = held  # now the last to go
+                return held
+        held = self.ref.tokens(chunk)
+        with self._changing:
+            while len(self._tokens) >= _TOKENS_KEPT:
+                del self._tokens[next(iter(self._tokens))]
+            self._tokens[chunk] = held
         return held
 
     def flat(self, position: Position) -> int | None:

@@ -12,14 +12,16 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from textual import events
+from textual.actions import ActionParseResult
 from textual.app import App
 from textual.binding import BindingType
 from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.dom import DOMNode
 from textual.theme import BUILTIN_THEMES
 
 from kldtui.config import Config
 from kldtui.demo import Demo
-from kldtui.errors import ConfigError
+from kldtui.errors import ConfigError, KldtuiError
 from kldtui.review.session import Session
 from kldtui.ui.actions import ACTIONS, Action, keys_of
 from kldtui.ui.review import ReviewScreen
@@ -84,6 +86,19 @@ class KldtuiApp(App[None]):
         if isinstance(event, events.InputEvent):
             self.session.index.stand_back(BACK_SECONDS)
         await super().on_event(event)
+
+    async def run_action(
+        self,
+        action: str | ActionParseResult,
+        default_namespace: DOMNode | None = None,
+        namespaces: Mapping[str, DOMNode] | None = None,
+    ) -> bool:
+        """As of any app; what a file or a server refuses is said, and the review goes on."""
+        try:
+            return await super().run_action(action, default_namespace, namespaces)
+        except KldtuiError as error:
+            self.notify(str(error), severity="error", markup=False)
+            return True
 
     def on_mount(self) -> None:
         if self.config.theme in self.available_themes:

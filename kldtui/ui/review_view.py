@@ -346,6 +346,16 @@ class ReviewView(SearchScreen):
 
     # ── state ────────────────────────────────────────────────────────────────────────────────
 
+    def validate_cursor(self, to: Position) -> Position:
+        """Stay where one is, if a chunk cannot be read any more: nothing of it could be shown."""
+        try:
+            self.session.chunk_tokens(to.chunk)
+        except KldtuiError as error:
+            if self.is_mounted:
+                self.say(str(error), "error")
+            return self.cursor
+        return to
+
     def watch_cursor(self) -> None:
         if not self.is_mounted:
             return

@@ -333,6 +333,23 @@ async def test_a_recording_that_vanishes_is_an_error_on_a_screen_that_goes_on(
         assert driver.notices.count(words) == told, "once is enough"
 
 
+async def test_a_chunk_that_cannot_be_read_any_more_is_not_gone_to(tmp_path: Path) -> None:
+    ref, quant, _ = write_pair(tmp_path)
+    session = Session.open(ref, [("q4", quant)])
+    async with reviewing(session) as driver:
+        here = driver.review.cursor
+        assert here.chunk == 0
+        os.truncate(ref, 0)
+        for key in (">", "end", "pagedown", "down", "down", "down", "down", "down"):
+            await driver.press(key)
+        assert driver.review.cursor.chunk == 0
+        driver.review.go(Position(2, 3))
+        await driver.press("left")
+        assert driver.app.is_running
+        assert driver.review.cursor.chunk == 0
+        assert "was cut" in driver.notices
+
+
 # -- what else grows with the stream ---------------------------------------------------------------
 
 
