@@ -52,12 +52,14 @@ class ScanAdvanced(Message):
 
 @dataclass
 class SearchAdvanced(Message):
-    """The search found hits, or came to a chunk."""
+    """The search found hits, or came to a chunk. failed: what kept it from going on; then it is
+    done."""
 
     needle: str
     hits: list[Position]
     chunk: int
     done: bool = False
+    failed: str = ""
 
 
 @dataclass

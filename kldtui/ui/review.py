@@ -172,6 +172,7 @@ class ReviewScreen(BranchActions):
             return
         self.app.call_from_thread(self.say, "adding up…")
         title, text = words.statistics(self.session, self.quant)
+        self.app.call_from_thread(self.say, "")
         self.app.call_from_thread(self.app.push_screen, Page(title, text))
 
     def action_next_pane(self) -> None:
@@ -222,7 +223,9 @@ class ReviewScreen(BranchActions):
             stream.load()
         if first and self.hits:
             self.action_hit(1)
-        if event.done:
+        if event.failed:
+            self.say(f"the search ended early: {event.failed}", "error")
+        elif event.done:
             self.say(
                 f"{len(self.hits)} hits for {event.needle!r}"
                 if self.hits

@@ -10,6 +10,7 @@ import threading
 import time
 
 from kldtui.config import Config
+from kldtui.errors import KldtuiError
 from kldtui.position import Position
 from kldtui.review.session import Session
 from kldtui.ui.list_screen import ListScreen
@@ -45,16 +46,19 @@ class SearchScreen(ListScreen):
 
         def look() -> None:
             waiting: list[Position] = []
-            chunk, told = 0, time.monotonic()
-            for chunk, hits in self.session.search(needle):
-                if cancel.is_set():
-                    return
-                waiting += hits
-                if time.monotonic() - told >= TOLD_SECONDS:
-                    told = time.monotonic()
-                    self.post_message(SearchAdvanced(needle, waiting, chunk))
-                    waiting = []
-            self.post_message(SearchAdvanced(needle, waiting, chunk, done=True))
+            chunk, told, failed = 0, time.monotonic(), ""
+            try:
+                for chunk, hits in self.session.search(needle):
+                    if cancel.is_set():
+                        return
+                    waiting += hits
+                    if time.monotonic() - told >= TOLD_SECONDS:
+                        told = time.monotonic()
+                        self.post_message(SearchAdvanced(needle, waiting, chunk))
+                        waiting = []
+            except KldtuiError as error:
+                failed = str(error)
+            self.post_message(SearchAdvanced(needle, waiting, chunk, done=True, failed=failed))
 
         self.run_worker(look, thread=True, group="search", exclusive=True, exit_on_error=False)
 

@@ -340,6 +340,9 @@ async def test_a_chunk_that_cannot_be_read_any_more_is_not_gone_to(tmp_path: Pat
         here = driver.review.cursor
         assert here.chunk == 0
         os.truncate(ref, 0)
+        driver.review.start_search("alpha")
+        await driver.until(lambda: "search ended early" in driver.notices)
+        assert not driver.review.searching
         for key in (">", "end", "pagedown", "down", "down", "down", "down", "down"):
             await driver.press(key)
         assert driver.review.cursor.chunk == 0
