@@ -311,3 +311,17 @@ def test_a_scheduler_that_does_not_answer_is_named(tmp_path: Path) -> None:
         patch.setattr(cluster, "_WAIT_SECONDS", 1)
         with pytest.raises(KldtuiError, match="no scheduler answers"):
             list(cluster.scan_on_cluster("tcp://127.0.0.1:9", Index(ref, [quant]), ref.path, []))
+
+
+def test_a_scan_that_nothing_would_be_left_of_is_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref, quant = (recording.path for recording in plain_pair(tmp_path)[:2])
+    blocked = tmp_path / "file"
+    blocked.write_text("no folder")
+    monkeypatch.setenv("KLDTUI_CACHE", str(blocked))
+    result = run("scan", ref, "--quant", quant)
+    assert result.exit_code == 2
+    assert "no index can be kept there" in result.output
+    assert str(blocked) in result.output
+    assert run("scan", ref, "--quant", quant, "-o", tmp_path / "index").exit_code == 0

@@ -18,6 +18,7 @@ from pathlib import Path
 import click
 
 from kldtui.cli.progress import show
+from kldtui.errors import KldtuiError
 from kldtui.index import Index, Progress, index_folder, keeper
 from kldtui.index.cache import MAX_BYTES, MAX_DAYS, Saved, prune, saved_tables
 from kldtui.index.scanfile import ScanFile, merge_scans, write_scan
@@ -103,6 +104,11 @@ def scan(
     with _opened(files[0], quants, floor, tokenizer) as (ref, named):
         index = Index(ref, [recording for _, recording in named], keeper())
         try:
+            if output is None and not index.kept:
+                raise KldtuiError(
+                    f"{index_folder()}: no index can be kept there (is it full, or read-only?); "
+                    "write one with -o FILE, or name another folder in KLDTUI_CACHE"
+                )
             if dask is not None:
                 from kldtui.index.cluster import scan_on_cluster
 

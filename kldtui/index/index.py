@@ -111,6 +111,11 @@ class Index:
         return bool(getattr(self._recording, "absent", False))
 
     @property
+    def kept(self) -> bool:
+        """Whether what is filled outlives the program."""
+        return all(table.kept for table in self._tables)
+
+    @property
     def complete(self) -> bool:
         """Whether both passes are done everywhere."""
         n = self.layout.n
