@@ -252,7 +252,7 @@ class Figures:
 
         None where nothing does.
         """
-        tokens = self.chunk_tokens(chunk)
+        tokens = self.ref.tokens(chunk)  # of every chunk: what is on screen is to stay held
         tags = chunk_tags(self.ref, chunk)
         if not tags:
             if self._finder is None or self._finder[0] is not self.vocab:

@@ -7,6 +7,7 @@ Must not know: Textual, screens, keys; formats, sockets or files by name.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -31,7 +32,7 @@ from kldtui.branching import (
     prefix_of,
 )
 from kldtui.engines import Engine, open_engine
-from kldtui.errors import EngineError, KldtuiError, LabelFileError
+from kldtui.errors import EngineError, KldtuiError, LabelFileError, RecordingError
 from kldtui.facts import RootFacts
 from kldtui.floor import SelfRuns
 from kldtui.hints import Hint
@@ -344,7 +345,8 @@ class Session(Figures):
     def recall(self, position: Position, quant: int) -> dict[str, Branch]:
         """The branches of a root by key (`Branch.key`): of this session, stored with its label,
         made ahead; where the stream is the reference's own rollout, R·r without any server, and Q·q
-        where the quant's recording is rollouts of its own that part here."""
+        where the quant's recording is rollouts of its own that part here. Of a recording that
+        cannot be read any more there is none: labels are given without."""
         if not self.quants:
             return {}
         name, labels = self.quants[quant].name, self.labels
@@ -356,15 +358,17 @@ class Session(Figures):
         starts = self.place(position, quant).starts
         fitting = {key: branch for key, branch in held.items() if _fits(branch, starts)}
         if self.rollout and RR.code not in fitting and starts.get("ref") == starts.get("stream"):
-            branch = self._own_rollout(position, quant, starts)
-            if branch is not None:
-                self.remember(branch)
-                fitting = {RR.code: branch, **fitting}
+            with contextlib.suppress(RecordingError):
+                branch = self._own_rollout(position, quant, starts)
+                if branch is not None:
+                    self.remember(branch)
+                    fitting = {RR.code: branch, **fitting}
         if QQ.code not in fitting:
-            own = own_branch(self.quants[quant].recording, position, name)
-            if own is not None and _fits(own, starts):
-                self.remember(own)
-                fitting = {**fitting, QQ.code: own}
+            with contextlib.suppress(RecordingError):
+                own = own_branch(self.quants[quant].recording, position, name)
+                if own is not None and _fits(own, starts):
+                    self.remember(own)
+                    fitting = {**fitting, QQ.code: own}
         return fitting
 
     def _own_rollout(

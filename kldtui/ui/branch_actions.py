@@ -201,7 +201,7 @@ class BranchActions(ReviewView):
         else:
             self.desk.floor(self.facts)
 
-    @work(exclusive=True, group="prompt")
+    @work(exclusive=True, group="prompt", exit_on_error=False)
     async def action_connect(self) -> None:
         roles = ("ref", *self.session.names)
         missing = [role for role in roles if role not in self.session.slots]

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from textual.message import Message
 
 from kldtui.config import Config
+from kldtui.errors import KldtuiError
 from kldtui.review.listing import Filter, Order
 from kldtui.review.session import Session
 from kldtui.ui import words
@@ -61,12 +62,14 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A list as it was asked for. cells: how many of its roots lie in each cell of the minimap."""
+    """A list as it was asked for. cells: how many of its roots lie in each cell of the minimap;
+    trouble: why it is still the one before, if it is."""
 
     filter: Filter
     order: Order
     places: Places
     cells: NDArray[np.int64]
+    trouble: str = ""
 
 
 class ListScreen(PairScreen):
@@ -88,6 +91,7 @@ class ListScreen(PairScreen):
         self._lock = threading.Lock()
         self._asked, self._count, self._busy = 0, False, False
         self._waiting: list[tuple[int, bool, Callable[[], None] | None]] = []
+        self._list_trouble = ""
         self.list_seconds = 0.0
         """How long the last list took."""
 
@@ -137,10 +141,14 @@ class ListScreen(PairScreen):
     def _make(self, wanted: Filter, order: Order) -> Listed:
         if not self.session.quants:
             return Listed(wanted, order, self.places, np.zeros(0, np.int64))
-        places = Places(self.session.listed(wanted, order))
+        places, trouble = self.places, ""
+        try:
+            places = Places(self.session.listed(wanted, order))
+        except KldtuiError as error:
+            trouble = str(error)
         width = max(1, self.query_one(Minimap).size.width)
         n = self.session.index.layout.n
-        return Listed(wanted, order, places, Minimap.cells(places.ordered, n, width))
+        return Listed(wanted, order, places, Minimap.cells(places.ordered, n, width), trouble)
 
     def _make_all(self) -> None:
         """In a thread: make the list until it is the one that was asked for last."""
@@ -173,6 +181,9 @@ class ListScreen(PairScreen):
 
     def _take(self, listed: Listed, keep: bool) -> None:
         self.places = listed.places
+        if listed.trouble and listed.trouble != self._list_trouble:
+            self.say(listed.trouble, "error")
+        self._list_trouble = listed.trouble
         roots = self.query_one(RootList)
         metric = listed.order if listed.order in ("cost", "margin") else "kld"
         roots.empty = words.empty_words(self.session, listed.filter, self.scanned)

@@ -72,7 +72,7 @@ class ReviewScreen(BranchActions):
         self.moved_by_hand = True
         self.cursor = position
 
-    @work(exclusive=True, group="prompt")
+    @work(exclusive=True, group="prompt", exit_on_error=False)
     async def action_goto(self) -> None:
         def check(text: str) -> Position:
             position = Position.parse(text)
@@ -123,7 +123,7 @@ class ReviewScreen(BranchActions):
         if not self.advance():
             self.say("no other root of the list is without a label")
 
-    @work(exclusive=True, group="prompt")
+    @work(exclusive=True, group="prompt", exit_on_error=False)
     async def action_filter(self) -> None:
         names = self.session.names
         chunks = self.session.ref.shape.n_chunk
@@ -199,7 +199,7 @@ class ReviewScreen(BranchActions):
         self.app.copy_to_clipboard(text)
         self.say(f"copied {len(text)} characters")
 
-    @work(exclusive=True, group="prompt")
+    @work(exclusive=True, group="prompt", exit_on_error=False)
     async def action_search(self) -> None:
         needle = await self.app.push_screen_wait(
             Prompt(
@@ -258,7 +258,7 @@ class ReviewScreen(BranchActions):
         else:
             self._label(facts, key, how)
 
-    @work(exclusive=True, group="prompt")
+    @work(exclusive=True, group="prompt", exit_on_error=False)
     async def _ask_malformed(self, facts: RootFacts, how: str) -> None:
         sure = await self.app.push_screen_wait(
             Question(
@@ -290,7 +290,7 @@ class ReviewScreen(BranchActions):
         else:
             self._ask_note(facts, self.how)
 
-    @work(exclusive=True, group="prompt")
+    @work(exclusive=True, group="prompt", exit_on_error=False)
     async def _ask_note(self, facts: RootFacts, how: str) -> None:
         record = self.session.label(facts.position, facts.quant)
         text = await self.app.push_screen_wait(

@@ -17,6 +17,7 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
+from textual.message import Message
 from textual.reactive import reactive
 from textual.worker import Worker, WorkerState
 
@@ -346,6 +347,13 @@ class ReviewView(SearchScreen):
 
     # ── state ────────────────────────────────────────────────────────────────────────────────
 
+    async def _dispatch_message(self, message: Message) -> None:
+        """As of any screen; what a file refuses is said, as of an action (see app.py)."""
+        try:
+            await super()._dispatch_message(message)
+        except KldtuiError as error:
+            self.say(str(error), "error")
+
     def validate_cursor(self, to: Position) -> Position:
         """Stay where one is, if a chunk cannot be read any more: nothing of it could be shown."""
         try:
@@ -430,7 +438,9 @@ class ReviewView(SearchScreen):
     def on_worker_state_changed(self, event: Worker.StateChanged) -> None:
         """What a worker did not foresee is said, and the program goes on."""
         if event.state == WorkerState.ERROR:
-            self.say(f"{event.worker.name or 'background work'}: {event.worker.error!r}", "error")
+            error, name = event.worker.error, event.worker.name or "background work"
+            known = isinstance(error, KldtuiError)
+            self.say(str(error) if known else f"{name}: {error!r}", "error")
 
     def on_text_learnt(self, _event: TextLearnt) -> None:
         self.query_one(StreamView).forget_text()
