@@ -31,6 +31,7 @@ from kldtui.ui.pairs import Pair, View, other_pairs, root_pairs
 
 SIDES = ("left", "right")
 _MEETINGS = 16
+_STANDS_SECONDS = 12.0
 _SHARE_DRAWING = 3.0
 """Drawing a growing branch takes at most one part in so many of the time."""
 
@@ -69,6 +70,7 @@ class PairScreen(Screen[None]):
         self._drawn_until = 0.0
         self._draw_due = False
         self._trouble = ""
+        self._stands_until: dict[str, float] = {}
 
     @property
     def facts(self) -> RootFacts | None:
@@ -81,11 +83,16 @@ class PairScreen(Screen[None]):
     def say(
         self, text: str, severity: Literal["information", "warning", "error"] = "information"
     ) -> None:
-        """Say something: in passing in the key line, what went wrong over the context."""
+        """Say something: in passing in the key line, what went wrong over the context; there it is
+        not said again while it still stands."""
         if severity == "information":
             self.query_one(KeyBar).tell(text)
-        else:
-            self.notify(text, severity=severity, markup=False, timeout=12)
+            return
+        now = time.monotonic()
+        if now >= self._stands_until.get(text, now):
+            self._stands_until = {k: end for k, end in self._stands_until.items() if end > now}
+            self._stands_until[text] = now + _STANDS_SECONDS
+            self.notify(text, severity=severity, markup=False, timeout=_STANDS_SECONDS)
 
     # ── which pair ───────────────────────────────────────────────────────────────────────────
 

@@ -106,3 +106,12 @@ async def test_what_a_message_meets_is_said(
         driver.review.post_message(ScanAdvanced(None, done=True))
         await driver.until(lambda: "was cut" in driver.notices)
         assert driver.app.is_running
+
+
+async def test_the_same_trouble_is_not_said_again_while_it_stands_there(tmp_path: Path) -> None:
+    ref, *_ = write_pair(tmp_path)
+    async with running(open_review(tmp_path)) as driver:
+        os.truncate(ref, 0)
+        await driver.press(">", ">", ">", ">")
+        told = driver.notices.splitlines()
+        assert sum("nothing at byte" in line for line in told) == 1
