@@ -6,6 +6,7 @@ Must not know: the screen, recordings, engines.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,5 +89,7 @@ def write_report(labels: LabelStore) -> Path:
         draft.write_text(text, encoding="utf-8", errors="backslashreplace")
         draft.replace(path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink()
         raise LabelFileError(f"{path}: cannot be written: {error.strerror}") from error
     return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from kldtui.cli import cli
+from kldtui.errors import LabelFileError
 from kldtui.label_report import write_report
 from tests.ui.review import open_review
 
@@ -55,3 +57,21 @@ def test_what_is_no_label_file_is_one_line_and_exit_2(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["labels", str(other)])
     assert result.exit_code == 2
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_report_that_cannot_be_written_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = open_review(tmp_path)
+    assert session.labels is not None
+
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = sorted(tmp_path.iterdir())
+    with monkeypatch.context() as failing:
+        failing.setattr(Path, "replace", full)
+        with pytest.raises(LabelFileError, match="No space left"):
+            write_report(session.labels)
+    assert sorted(tmp_path.iterdir()) == before
+    session.close()

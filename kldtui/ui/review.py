@@ -330,12 +330,7 @@ class ReviewScreen(BranchActions):
         if labels is None:
             self.say("this review keeps no labels")
             return
-
-        def write() -> None:
-            path = write_report(labels)
-            self.say(f"wrote {path}")
-
-        self.store(write)
+        self.say(f"wrote {write_report(labels)}")
 
     def action_help(self) -> None:
         self.app.push_screen(

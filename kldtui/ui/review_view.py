@@ -327,7 +327,8 @@ class ReviewView(SearchScreen):
             self.unsaved = True
             self.say(str(error), "error")
             return False
-        self.unsaved = False
+        labels = self.session.labels  # there may have been nothing to write
+        self.unsaved = self.unsaved and labels is not None and labels.unsaved
         return True
 
     def refresh_after_label(self) -> None:

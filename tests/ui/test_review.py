@@ -258,6 +258,28 @@ async def test_a_label_that_cannot_be_saved_is_shown_and_said_not_to_be_saved(
     assert len(labels) == 2
 
 
+async def test_what_writes_no_label_does_not_say_that_labels_are_saved(tmp_path: Path) -> None:
+    folder = tmp_path / "labels"
+    folder.mkdir()
+    session = open_review(tmp_path)
+    session.keep_labels(folder / "labels.json", "tester")
+    async with running(session) as driver:
+        await driver.press("e")
+        assert (folder / "labels.md").exists()
+        shutil.rmtree(folder)
+        await driver.press("e")
+        assert "cannot be written" in driver.notices
+        assert not driver.review.unsaved, "there was no label yet"
+        await driver.press("1", "ctrl+r")
+        assert "nothing to redo" in driver.notices
+        assert driver.review.unsaved
+        folder.mkdir()
+        await driver.press("e")
+        assert driver.review.unsaved
+        await driver.press("2")
+        assert not driver.review.unsaved
+
+
 async def test_next_unlabelled_leaves_an_unlabelled_root(tmp_path: Path) -> None:
     async with running(open_review(tmp_path)) as driver:
         await driver.press("U")
