@@ -414,3 +414,25 @@ def test_amounts_and_chunks_that_cannot_be_are_refused(
     result = run("flips", pair[0], "--quant", pair[1], *words)
     assert result.exit_code == 2
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_ctrl_c_while_the_program_is_being_loaded_ends_it_without_a_traceback() -> None:
+    begin = (
+        "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "runpy.run_module('kldtui', run_name='__main__')"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-c", begin, "--version"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=Path(__file__).parents[1],
+    )
+    assert process.stderr is not None
+    for line in process.stderr:  # a line for each module that has been loaded
+        if b" click.globals" in line:
+            process.send_signal(signal.SIGINT)
+            break
+    out, rest = process.communicate(timeout=60)
+    assert b"Traceback" not in rest
+    assert out == b""
+    assert process.returncode == -signal.SIGINT
