@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -325,3 +326,24 @@ def test_a_scan_that_nothing_would_be_left_of_is_not_begun(
     assert "no index can be kept there" in result.output
     assert str(blocked) in result.output
     assert run("scan", ref, "--quant", quant, "-o", tmp_path / "index").exit_code == 0
+
+
+def test_where_no_index_file_can_be_written_it_is_named_and_nothing_of_it_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref, quant = (recording.path for recording in plain_pair(tmp_path / "data")[:2])
+    out = tmp_path / "out" / "x.scan"
+    result = run("scan", ref, "--quant", quant, "-o", out)
+    assert result.exit_code == 2
+    assert result.output.startswith(f"kldtui: {out}: there is no folder {out.parent}")
+    out.parent.mkdir()
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(os, "fsync", full)
+        result = run("scan", ref, "--quant", quant, "-o", out)
+    assert result.exit_code == 2
+    assert f"kldtui: {out}: cannot be written: No space left on device" in result.output
+    assert not list(out.parent.iterdir())

@@ -90,6 +90,10 @@ def scan(
     With -o the index goes into a file that `kldtui FILE` reviews where the recordings are not.
     A scan that was stopped goes on where it was.
     """
+    if output is not None and not output.parent.is_dir():
+        raise KldtuiError(
+            f"{output}: there is no folder {output.parent}; make it, or name another file"
+        )
     if merge:
         if quants or floor or chunks or dask or workers:
             raise click.UsageError("--merge takes index files and -o FILE, nothing else")

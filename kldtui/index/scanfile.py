@@ -11,6 +11,7 @@ offset, CRC-32. Of a stream's chunks it holds those from `chunks[0]` up to, not 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -19,7 +20,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +66,7 @@ def write_scan(
     chunks: tuple[int, int] | None = None,
     label_identities: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Write what an index holds of some chunks (default: all). Raises RecordingError, OSError.
+    """Write what an index holds of some chunks (default: all). Raises KldtuiError.
 
     quants: by name, in the index's order; with `floor` the last is the null recording.
     label_identities: of the reference and the quants, as labels know them.
@@ -120,13 +121,25 @@ def _write(path: Path, head: dict[str, Any], arrays: Callable[[], Arrays]) -> No
     for name, dtype, count, _, total in sums:
         listed.append([name, dtype, count, at, total])
         at += -(-count * np.dtype(dtype).itemsize // 8) * 8
-    fd, temporary = tempfile.mkstemp(prefix=f".{path.name[:80]}-", dir=path.parent)
     try:
-        with os.fdopen(fd, "wb") as file:
+        with _whole_or_not(path) as file:
             file.write(_head({**head, "arrays": listed}, len(text)))
             for (_, array), (*_, offset, _) in zip(arrays(), listed, strict=True):
                 file.write(bytes(offset - file.tell()))
                 file.write(np.ascontiguousarray(array).data)
+    except OSError as error:
+        raise KldtuiError(
+            f"{path}: cannot be written: {error.strerror}; name another file with -o FILE"
+        ) from None
+
+
+@contextlib.contextmanager
+def _whole_or_not(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that becomes `path` once it is on disk; nothing of it stays otherwise."""
+    fd, temporary = tempfile.mkstemp(prefix=f".{path.name[:80]}-", dir=path.parent)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)
