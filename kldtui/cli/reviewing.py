@@ -176,4 +176,7 @@ def _run(session: Session, config: Config, running: Demo | None = None) -> None:
     from kldtui.ui.app import KldtuiApp
 
     _give_back_memory()
-    KldtuiApp(session, config, running).run()
+    app = KldtuiApp(session, config, running)
+    app.run()
+    if app.return_code:
+        raise click.exceptions.Exit(app.return_code)

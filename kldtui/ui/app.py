@@ -6,7 +6,10 @@ Must not know: what a review does (the screens do).
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
@@ -100,10 +103,17 @@ class KldtuiApp(App[None]):
             self.notify(str(error), severity="error", markup=False)
             return True
 
+    def _end(self, number: int) -> None:
+        """Leave as a person would, so that the session saves, or rescues, what it has."""
+        self.exit(return_code=128 + number)
+
     def on_mount(self) -> None:
         if self.config.theme in self.available_themes:
             self.theme = self.config.theme
         self.set_keymap(dict(self.config.keys))
+        for number in (signal.SIGTERM, signal.SIGHUP):  # the end of a machine, or of a terminal
+            with contextlib.suppress(RuntimeError, ValueError):  # not the program's own thread
+                asyncio.get_running_loop().add_signal_handler(number, self._end, number)
         # Python hands the interpreter from thread to thread every so often: a scan in another
         # thread would keep each key waiting for 5 ms, several times.
         sys.setswitchinterval(SWITCH_SECONDS)

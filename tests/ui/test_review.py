@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from kldtui.errors import EngineBroke, EngineError, EngineUnreachable
 from kldtui.labels import read_labels
 from kldtui.position import Position
 from kldtui.review.session import Session
+from kldtui.ui.app import KldtuiApp
 from tests.builders import cut, nan_record, write_kld
 from tests.ui.review import (
     Driver,
@@ -672,3 +676,19 @@ async def test_a_changed_key_is_shown_as_it_is_typed(tmp_path: Path) -> None:
     keys = {"next-root": "full_stop,space"}
     async with running(open_review(tmp_path), config=Config(keys=keys)) as driver:
         assert ". space next root" in driver.text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+async def test_a_signal_to_end_is_taken_as_leaving_is(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    session = open_review(tmp_path)
+    app = KldtuiApp(session, Config())
+    async with app.run_test() as pilot:
+        await pilot.press("1")
+        os.kill(os.getpid(), number)
+        for _ in range(500):
+            if app.return_code is None:
+                await asyncio.sleep(0.01)
+    assert app.return_code == 128 + number
+    session.close()
