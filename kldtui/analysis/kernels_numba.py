@@ -41,11 +41,18 @@ _CUT = np.float32(KLD_CUT)
 _TILE = 1024
 _MANY = 1 << 14
 _LANES = 32
-_SQUEEZES = (
-    not config.CPU_NAME  # type: ignore[attr-defined]  # code is made for this machine
-    and binding.llvm_version_info >= (20,)
-    and binding.get_host_cpu_features().get("avx512vbmi2", False)
-)
+
+
+def _can_squeeze() -> bool:
+    """Whether code is made for this processor, and it pushes codes together in one step."""
+    if config.CPU_NAME or binding.llvm_version_info < (20,):  # type: ignore[attr-defined]
+        return False
+    try:
+        return bool(binding.get_host_cpu_features().get("avx512vbmi2"))
+    except RuntimeError:  # LLVM does not know what this processor can do
+        return False
+
+
 _NO_HEAD = Head(np.zeros(0, np.float32), np.zeros(0, np.float32))
 
 
@@ -182,7 +189,7 @@ def _keep(context, mine, theirs, at, low, kept, others, count):  # type: ignore[
     return types.int64(mine, theirs, types.int64, types.uint16, kept, others, types.int64), generate
 
 
-if _SQUEEZES:
+if _can_squeeze():
 
     @njit(cache=True, nogil=True, error_model="numpy")
     def _counted(mine, theirs, low, room):  # type: ignore[no-untyped-def]
