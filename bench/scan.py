@@ -25,7 +25,7 @@ from kldtui.recordings import open_recording
 MEGABYTES = 600
 SHARED_MEGABYTES = 1500
 """Of each recording that two share: what they do besides reading must not count."""
-REPEATS = 5
+REPEATS = 8
 
 
 def yardstick(pair: Pair) -> np.ndarray:
