@@ -7,7 +7,7 @@ Must not know: any widget of this program.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Self
+from typing import NamedTuple, Self
 
 from rich.segment import Segment
 from rich.style import Style
@@ -73,6 +73,19 @@ class BaseStyled(Widget):
         self._base_style = None
 
 
+class Laid(NamedTuple):
+    """How the lines of a pane lie. top: the first one on screen; across: the cells of each, beside
+    the scrollbar; bar: the lines on screen that have its thumb, None without a scrollbar."""
+
+    top: int
+    across: int
+    bar: range | None
+
+    def thumb(self, y: int) -> bool | None:
+        """Whether line `y` of the pane has the scrollbar's thumb; None without a scrollbar."""
+        return None if self.bar is None else y in self.bar
+
+
 # ScrollView comes first: a widget has the default CSS of its first base alone.
 class Pane(ScrollView, BaseStyled, can_focus=True, inherit_bindings=False):
     """Lines to scroll through, of which only the visible ones are drawn.
@@ -82,6 +95,7 @@ class Pane(ScrollView, BaseStyled, can_focus=True, inherit_bindings=False):
     """
 
     DEFAULT_CSS = "Pane { overflow: hidden hidden; }"
+    _laid: Laid | None = None
 
     @property
     def allow_vertical_scroll(self) -> bool:
@@ -98,18 +112,30 @@ class Pane(ScrollView, BaseStyled, can_focus=True, inherit_bindings=False):
         self.set_reactive(Pane.virtual_size, Size(self.size.width, lines))
         self.scroll_y = self.validate_scroll_y(self.scroll_y)
 
-    def thumb(self, y: int) -> bool | None:
-        """Whether line `y` of the pane has the scrollbar's thumb; None without a scrollbar."""
+    @property
+    def laid(self) -> Laid:
+        """How the lines lie now; while they are painted, as it was when that began."""
+        return self._laid or self._lay_out()
+
+    def _lay_out(self) -> Laid:
+        height, top = self.size.height, self.scroll_offset.y
         if not self.allow_vertical_scroll:
-            return None
-        height, last = self.size.height, self.max_scroll_y
+            return Laid(top, self.across, None)
         long = max(1, height * height // self.virtual_size.height)
-        first = round(self.scroll_offset.y / max(1, last) * (height - long))
-        return first <= y < first + long
+        first = round(top / max(1, self.max_scroll_y) * (height - long))
+        return Laid(top, self.across, range(first, first + long))
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        # To say its size, a widget is looked up on the screen: once is enough for all lines.
+        self._laid = self._lay_out()
+        try:
+            return super().render_lines(crop)
+        finally:
+            self._laid = None
 
     def line(self, segments: Iterable[Segment], thumb: bool | None, style: Style) -> Strip:
         """A whole line of the pane, in a style."""
-        strip = Strip(segments).adjust_cell_length(self.across, style)
+        strip = Strip(segments).adjust_cell_length(self.laid.across, style)
         if thumb is not None:
             strip = Strip.join([strip, _BARS[thumb]])
         return strip.apply_style(style)

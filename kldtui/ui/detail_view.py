@@ -116,12 +116,13 @@ class DetailView(Pane):
         return text, marks.STREAM if token == detail.stream_id else marks.PLAIN
 
     def render_line(self, y: int) -> Strip:
-        number = y + self.scroll_offset.y
+        laid = self.laid
+        number = y + laid.top
         segments = self._lines[number] if number < len(self._lines) else []
         style = self.base_style
         if self.token is not None and number == self._row + 1:
             style += marks.SELECTED
-        return self.line(segments, self.thumb(y), style)
+        return self.line(segments, laid.thumb(y), style)
 
     def _mark_row(self, row: int) -> None:
         """Mark another row of the table; its head is the line before the first."""

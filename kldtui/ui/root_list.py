@@ -68,8 +68,8 @@ class RootList(Pane):
 
     def render_line(self, y: int) -> Strip:
         self.rendered += 1
-        number = y + self.scroll_offset.y
-        width, thumb = self.across, self.thumb(y)
+        laid = self.laid
+        number, width, thumb = y + laid.top, laid.across, laid.thumb(y)
         if number >= self.rows.size:
             text = fit(self.empty if number == 0 else "", width)
             return self.line([Segment(text, marks.DIM)], thumb, self.base_style)

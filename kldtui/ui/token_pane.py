@@ -125,8 +125,8 @@ class TokenPane(Pane):
 
     def render_line(self, y: int) -> Strip:
         self.rendered += 1
-        line = y + self.scroll_offset.y
-        width, thumb = self.across, self.thumb(y)
+        laid = self.laid
+        line, width, thumb = y + laid.top, laid.across, laid.thumb(y)
         first, stop = self.wrapped.span(line)
         before = first - (1 if self.wrapped.indent(line) else 0)
         at = self.at if self.at is not None and before <= self.at < stop else None

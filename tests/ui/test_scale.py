@@ -423,9 +423,9 @@ def test_texts_and_labels_are_looked_up_once_a_token_and_once_a_label(
 async def test_a_long_list_has_a_scrollbar_and_a_click_on_it_scrolls(tmp_path: Path) -> None:
     async with reviewing(long_session(tmp_path)) as driver:
         shown = driver.app.screen.query_one(RootList)
-        assert shown.thumb(0)
-        assert not shown.thumb(shown.size.height - 1)
+        assert shown.laid.thumb(0)
+        assert not shown.laid.thumb(shown.size.height - 1)
         bar = (shown.size.width, shown.size.height)  # within the border
         await driver.pilot.click(RootList, offset=bar)
         assert shown.scroll_offset.y == shown.max_scroll_y
-        assert shown.thumb(shown.size.height - 1)
+        assert shown.laid.thumb(shown.size.height - 1)
