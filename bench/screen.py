@@ -37,7 +37,7 @@ SIZE = (120, 40)
 ROUNDS = 30
 STILL_SECONDS = 0.03
 GAP_SECONDS = 0.05
-"""Textual leaves up to two sixtieths of a second between frames, whoever has them drawn."""
+"""Textual leaves up to two of its ticks between frames, whoever has them drawn."""
 MOVES = ["right", "down", "right", "up", "left"]
 PAGES = ["pagedown", ">", "pageup", "<", "pagedown"]
 JUMPS = [".", ".", ",", ".", "."]
