@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +62,31 @@ def test_where_a_process_is_killed_this_one_goes_on(tmp_path: Path) -> None:
     assert index.complete
     alone = scan_all(Index(recordings[0], recordings[1:]), compiled=False)
     assert same(index.pairs[0], alone.pairs[0])
+
+
+def test_a_crew_stands_back_when_it_is_asked(tmp_path: Path) -> None:
+    index, crew = hire(plain_pair(tmp_path), tmp_path / "kept")
+    with crew:
+        for stage in ("roots", "rest"):
+            began = time.monotonic()
+            index.stand_back(0.2)
+            scan_all(index, crew=crew, stages=[stage])
+            assert time.monotonic() - began >= 0.2
+        assert index.complete
+
+
+def test_a_crew_scans_where_there_is_no_place_to_ask_it_to_stand_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    index, crew = hire(plain_pair(tmp_path), tmp_path / "kept", 1)
+    with crew:
+        index.stand_back(0.05)
+        scan_all(index, crew=crew)
+    assert index.complete
 
 
 def test_a_file_cut_under_a_crew_is_named(tmp_path: Path) -> None:

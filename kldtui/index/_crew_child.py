@@ -23,6 +23,7 @@ from kldtui.index.cache import Keeper, compiled_folder
 from kldtui.index.index import Index
 from kldtui.index.saved import SavedTable
 from kldtui.index.sweep import sweep_or_worker
+from kldtui.index.way import Way
 from kldtui.recordings import open_recording
 
 COMPILED = "compiled"
@@ -48,7 +49,7 @@ def _serve(lines: Iterator[Any], kernels: Kernels) -> None:
     if opening is None:
         return
     ref, *quants = [open_recording(Path(path)) for path in opening["recordings"]]
-    index = Index(ref, quants, Keeper(Path(opening["folder"])))
+    index = Index(ref, quants, Keeper(Path(opening["folder"])), Way(opening["way"]))
     tables = [index.ref, *index.pairs]
     worker = sweep_or_worker(index, ref, quants, kernels)
     stages: dict[str, Callable[..., None]] = {"roots": worker.first, "rest": worker.second}

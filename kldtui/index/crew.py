@@ -58,12 +58,15 @@ class Crew:
         *,
         compiled: bool,
         after: float,
+        way: int | None,
     ) -> None:
         """tables: the files of the index's tables. after: seconds before which none is started:
-        what is done sooner needs none, and others may have to start themselves first."""
+        what is done sooner needs none, and others may have to start themselves first. way: the
+        descriptor of the index's `Way`."""
         at = time.monotonic() + after
         self.members = [
-            Member(ref, quants, tables, compiled=compiled, start_at=at) for _ in range(count)
+            Member(ref, quants, tables, compiled=compiled, start_at=at, way=way)
+            for _ in range(count)
         ]
 
     def close(self) -> None:
@@ -95,10 +98,11 @@ class Member:
         *,
         compiled: bool,
         start_at: float,
+        way: int | None,
     ) -> None:
         """start_at: when it may be started, by time.monotonic()."""
         self._recordings, self._tables = [ref, *quants], list(tables)
-        self._compiled, self._start_at = compiled, start_at
+        self._compiled, self._start_at, self._way = compiled, start_at, way
         self.process: subprocess.Popen[str] | None = None
         self._ready = self._gone = False
 
@@ -141,6 +145,7 @@ class Member:
             stderr=subprocess.DEVNULL,
             text=True,
             start_new_session=True,
+            pass_fds=[] if self._way is None else [self._way],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         )
         _tell(
@@ -148,6 +153,7 @@ class Member:
             {
                 "recordings": [str(path.absolute()) for path in self._recordings],
                 "folder": str(self._tables[0].parent.absolute()),
+                "way": self._way,
             },
         )
         return process

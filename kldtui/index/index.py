@@ -29,6 +29,7 @@ from kldtui.index.saved import SavedTable
 from kldtui.index.streams import StreamCheck
 from kldtui.index.sweep import Sweep, sweep_or_worker
 from kldtui.index.table import Table
+from kldtui.index.way import Way
 from kldtui.index.work import Filler, Spans, Wanted, fill, runs
 from kldtui.position import Position
 from kldtui.recordings.base import Recording, as_even
@@ -67,9 +68,16 @@ class Index:
     """What a reference and its quants say of each other, position by position."""
 
     def __init__(
-        self, ref: Recording, quants: Sequence[Recording], keeper: Keeper | None = None
+        self,
+        ref: Recording,
+        quants: Sequence[Recording],
+        keeper: Keeper | None = None,
+        way: Way | None = None,
     ) -> None:
-        """Take the tables from `keeper`, or empty ones in memory. Raises StreamMismatch."""
+        """Take the tables from `keeper`, or empty ones in memory. Raises StreamMismatch.
+
+        way: of the program that this one's process scans for.
+        """
         self._recording = ref
         self._quants = list(quants)
         self._checks = [StreamCheck(ref, quant) for quant in quants]
@@ -85,6 +93,7 @@ class Index:
         self._keeper, self._grown, self._closed = keeper, False, False
         self.notes = self._take_notes()
         self._wanted = Wanted()
+        self._way = way or Way()
         self._even = all(as_even(each) is not None for each in (ref, *quants))
         self._here: Sweep | Worker | None = None
         for table in self._tables:
@@ -179,13 +188,13 @@ class Index:
         self._wanted.ask(now, np.zeros(0, np.int64) if soon is None else soon)
 
     def stand_back(self, seconds: float) -> None:
-        """Have what this process does for long in other threads wait: a person has pressed a key,
-        and the interpreter, for which all of them queue, is for what that leads to."""
-        self._wanted.stand_back(seconds)
+        """Have what this process does for long in other threads wait, and its crew: a person has
+        pressed a key, and the interpreter, the caches and the memory are for what that leads to."""
+        self._way.stand_back(seconds)
 
     def give_way(self) -> None:
         """To be called between short steps of what takes long (see `stand_back`)."""
-        self._wanted.give_way()
+        self._way.give_way()
 
     def _fill_whole(self, worker: Fills, spans: Sequence[tuple[int, int]]) -> None:
         for first, last in self._within_chunks(spans):
@@ -336,7 +345,8 @@ class Index:
         if not all(even is not None and even.reader(1) is not None for even in evens):
             return None
         paths = [recording.path for recording in recordings]
-        return Crew(count, paths[0], paths[1:], tables, compiled=compiled, after=after)
+        way = self._way.share()
+        return Crew(count, paths[0], paths[1:], tables, compiled=compiled, after=after, way=way)
 
     def _row_bytes(self, numbers: Sequence[int]) -> int:
         """What a position's codes take in the recordings that hold whole rows."""

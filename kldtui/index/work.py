@@ -25,27 +25,16 @@ _SHARES = 4
 
 
 class Wanted:
-    """What somebody waits for: positions on screen, and then the list that they are part of; or
-    that the threads of this process stand back for a moment."""
+    """What somebody waits for: positions on screen, and then the list that they are part of."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._back_until = 0.0
         self._now = self._soon = np.zeros(0, np.int64)
 
     def ask(self, now: NDArray[np.int64], soon: NDArray[np.int64]) -> None:
         """Replace what was asked for before."""
         with self._lock:
             self._now, self._soon = now, soon
-
-    def stand_back(self, seconds: float) -> None:
-        """Have whoever asks `give_way` wait for so long."""
-        self._back_until = time.monotonic() + seconds
-
-    def give_way(self) -> None:
-        """Wait as long as one is asked to stand back."""
-        while (left := self._back_until - time.monotonic()) > 0:
-            time.sleep(left)
 
     def take_now(self) -> NDArray[np.int64]:
         """What is on screen; it is asked for once."""
