@@ -17,11 +17,10 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from kldtui.ui import marks
+from kldtui.ui.frame import Frame
 from kldtui.ui.text import plain
 
-_BARS = {
-    thumb: Strip([Segment(marks.THUMB if thumb else " ", marks.DIM)], 1) for thumb in (True, False)
-}
+_BARS = {thumb: Segment(marks.THUMB if thumb else " ", marks.DIM) for thumb in (True, False)}
 
 
 class BaseStyled(Widget):
@@ -75,11 +74,13 @@ class BaseStyled(Widget):
 
 class Laid(NamedTuple):
     """How the lines of a pane lie. top: the first one on screen; across: the cells of each, beside
-    the scrollbar; bar: the lines on screen that have its thumb, None without a scrollbar."""
+    the scrollbar; bar: the lines on screen that have its thumb, None without a scrollbar; frame:
+    what is drawn around them, None where Textual does that."""
 
     top: int
     across: int
     bar: range | None
+    frame: Frame | None = None
 
     def thumb(self, y: int) -> bool | None:
         """Whether line `y` of the pane has the scrollbar's thumb; None without a scrollbar."""
@@ -96,6 +97,12 @@ class Pane(ScrollView, BaseStyled, can_focus=True, inherit_bindings=False):
 
     DEFAULT_CSS = "Pane { overflow: hidden hidden; }"
     _laid: Laid | None = None
+    _frame: Frame | None = None
+
+    def __init__(self, *, id: str) -> None:
+        self._kept: dict[int, Strip] = {}
+        self._kept_as: tuple[Laid, Size] | None = None
+        super().__init__(id=id)
 
     @property
     def allow_vertical_scroll(self) -> bool:
@@ -127,18 +134,61 @@ class Pane(ScrollView, BaseStyled, can_focus=True, inherit_bindings=False):
 
     def render_lines(self, crop: Region) -> list[Strip]:
         # To say its size, a widget is looked up on the screen: once is enough for all lines.
-        self._laid = self._lay_out()
+        self._frame = Frame.of(self, self._frame)
+        self._laid = self._lay_out()._replace(frame=self._frame)
         try:
-            return super().render_lines(crop)
+            if self._frame is None:
+                return super().render_lines(crop)
+            return self._framed_lines(crop)
         finally:
             self._laid = None
 
+    def _framed_lines(self, crop: Region) -> list[Strip]:
+        """Textual asks for all lines between those that changed, too."""
+        size = self.outer_size
+        if self._kept_as != (self.laid, size):
+            self._kept.clear()
+            self._kept_as = self.laid, size
+        strips = []
+        for y in crop.line_range:
+            strip = self._kept.get(y)
+            if strip is None:
+                if 0 < y < size.height - 1:
+                    strip = self.render_line(y - 1)
+                else:  # with the border's words
+                    strip = super().render_lines(Region(0, y, size.width, 1))[0]
+                self._kept[y] = strip
+            strips.append(strip)
+        if crop.column_span != (0, size.width):
+            strips = [strip.crop(*crop.column_span) for strip in strips]
+        return strips
+
+    def refresh(
+        self,
+        *regions: Region,
+        repaint: bool = True,
+        layout: bool = False,
+        recompose: bool = False,
+    ) -> Self:
+        """As of any widget; what is painted again is drawn again."""
+        stale = regions or self._instead
+        if not stale:
+            self._kept.clear()
+        for region in stale:
+            for y in region.line_range:
+                self._kept.pop(y + 1, None)
+        return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
+
     def line(self, segments: Iterable[Segment], thumb: bool | None, style: Style) -> Strip:
-        """A whole line of the pane, in a style."""
-        strip = Strip(segments).adjust_cell_length(self.laid.across, style)
+        """A whole line of the pane, in a style; with the border, where that is drawn here."""
+        laid = self.laid
+        whole = Segment.adjust_line_length(list(segments), laid.across)
         if thumb is not None:
-            strip = Strip.join([strip, _BARS[thumb]])
-        return strip.apply_style(style)
+            whole.append(_BARS[thumb])
+        width = laid.across + (thumb is not None)
+        if laid.frame is not None:
+            return laid.frame.line(whole, style, width)
+        return Strip(Segment.apply_style(whole, style), width)
 
     def scrolled_to(self, offset: Offset | None) -> bool:
         """Scroll to where the scrollbar was clicked; false for a click beside it."""

@@ -74,7 +74,7 @@ class RootList(Pane):
             text = fit(self.empty if number == 0 else "", width)
             return self.line([Segment(text, marks.DIM)], thumb, self.base_style)
         chosen = number == self.chosen
-        key = (number, width, thumb, chosen, self.has_focus if chosen else None)
+        key = (number, width, thumb, laid.frame, chosen, self.has_focus if chosen else None)
         strip = self._strips.get(key)
         if strip is None:
             base = self.base_style

@@ -131,7 +131,7 @@ class TokenPane(Pane):
         before = first - (1 if self.wrapped.indent(line) else 0)
         at = self.at if self.at is not None and before <= self.at < stop else None
         focused = self.has_focus
-        key = (line, width, thumb, at, focused if at is not None else None)
+        key = (line, width, thumb, laid.frame, at, focused if at is not None else None)
         strip = self._strips.get(key)
         if strip is None:
             segments = self._draw(line, at, focused, width)
