@@ -8,6 +8,7 @@ The yardstick is the rate at which numpy sums the same bytes, as uint64, in one 
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import struct
 import time
@@ -20,7 +21,9 @@ import numpy as np
 from bench.data import Pair, folder, tiled
 from bench.measure import Result, in_turn
 from kldtui.index import Index, Keeper, Stage
+from kldtui.index.sweep import _PIECES_BYTES
 from kldtui.recordings import open_recording
+from kldtui.recordings.base import as_even
 
 MEGABYTES = 600
 SHARED_MEGABYTES = 1500
@@ -61,22 +64,25 @@ def plain(pair: Pair, rows: int) -> tuple[float, int]:
 class Passes:
     """An index over a pair, and each of its passes as something to time."""
 
-    def __init__(self, pair: Pair, *, compiled: bool = False) -> None:
-        self._ref, self._quant = open_recording(pair.ref), open_recording(pair.quant)
+    def __init__(self, pair: Pair, *, compiled: bool = False, quants: int = 1) -> None:
+        """quants: how many, all of them the pair's."""
+        self._ref = open_recording(pair.ref)
+        self._quants = [open_recording(pair.quant) for _ in range(quants)]
         self._keeper: Keeper | None = None
         self._options: dict[str, Any] = {"compiled": compiled}
         self._open()
 
     def _open(self) -> None:
-        self.index = Index(self._ref, [self._quant], self._keeper)
+        self.index = Index(self._ref, self._quants, self._keeper)
 
     def roots(self) -> float:
-        for table in (self.index.ref, self.index.pairs[0]):
+        for table in (self.index.ref, *self.index.pairs):
             table["state"] = 0
         return self._run("roots")
 
     def rest(self) -> float:
-        self.index.pairs[0]["rest"] = self.index.ref["rest"] = 0
+        for table in (self.index.ref, *self.index.pairs):
+            table["rest"] = 0
         return self._run("rest")
 
     def _run(self, stage: Stage) -> float:
@@ -105,6 +111,18 @@ class KeptPasses(Passes):
         self.index.close()
 
 
+def read(ref: Path, quant: Path, share: float, shares: int) -> None:
+    """Read a share of both recordings as a scan does, and do nothing else."""
+    recordings = [open_recording(path) for path in (ref, quant)]
+    rows = _PIECES_BYTES // (2 * 2 * recordings[0].shape.n_vocab)
+    evens = [even for even in map(as_even, recordings) if even is not None]
+    readers = [reader for even in evens if (reader := even.reader(rows)) is not None]
+    n = evens[0].records
+    for first in range(int(n * share), int(n * share) + n // shares - rows, rows):
+        for reader in readers:
+            reader.read(first, rows)
+
+
 def results() -> Iterator[Result]:
     with folder() as where:
         pair = tiled(where, MEGABYTES)
@@ -119,6 +137,8 @@ def _one_worker(pair: Pair) -> Iterator[Result]:
     words = yardstick(pair)
     some = pair.positions // 4
     plain_numpy, compiled = Passes(pair), Passes(pair, compiled=True)
+    four = Passes(pair, quants=4)
+    four.roots()
     times = in_turn(
         words.sum,
         plain_numpy.roots,
@@ -126,20 +146,44 @@ def _one_worker(pair: Pair) -> Iterator[Result]:
         lambda: plain(pair, some),
         compiled.roots,
         compiled.rest,
+        four.rest,
+        lambda: read(pair.ref, pair.quant, 0, 1),
         repeats=REPEATS,
     )
     speed = words.nbytes / times[0] / 1e9
     slow = 2 * some * pair.record_bytes / times[3] / 1e9
-    roots, kld, roots_fast, kld_fast = (pair.bytes / times[i] / 1e9 for i in (1, 2, 4, 5))
+    roots, kld, roots_fast, kld_fast, reading = (
+        pair.bytes / times[i] / 1e9 for i in (1, 2, 4, 5, 7)
+    )
     sums, naive = "numpy sums the same bytes in memory", "the plain reader"
+    yield Result("read", "reading alone", reading, sums, speed, "GB/s")
     yield Result("roots", "root pass, numpy", roots, sums, speed, "GB/s", 0.3)
     yield Result("kld", "KLD pass, numpy", kld, sums, speed, "GB/s", 0.1)
     yield Result("kld-plain", "KLD pass, numpy", kld, naive, slow, "GB/s", 2.5)
+    yield Result(
+        "kld-several",
+        "KLD pass, numpy, four quants",
+        times[6],
+        "one by one",
+        4 * times[2],
+        "s",
+        1,
+        at_least=False,
+    )
     yield Result("roots-fast", "root pass, numba", roots_fast, sums, speed, "GB/s", 0.3)
     yield Result("kld-fast", "KLD pass, numba", kld_fast, sums, speed, "GB/s", 0.3)
 
 
 def _two_workers(pair: Pair, where: Path) -> Iterator[Result]:
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        files = pair.ref, pair.quant
+        times = in_turn(
+            lambda: pool.apply(read, (*files, 0, 1)),
+            lambda: pool.starmap(read, [(*files, 0, 2), (*files, 0.5, 2)], 1),
+            repeats=REPEATS,
+        )
+    one_reads, two_read = (pair.bytes / each / 1e9 for each in times)
+    yield Result("read-2", "reading alone, two workers", two_read, "one worker", one_reads, "GB/s")
     for kind, compiled in (("numpy", False), ("numba", True)):
         one = KeptPasses(pair, where, compiled=compiled, crew=False)
         two = KeptPasses(pair, where, compiled=compiled, crew=True)

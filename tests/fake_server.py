@@ -83,6 +83,7 @@ class FakeLlama:
     _held: list[tuple[int, int]] = field(default_factory=list)
     """Tokens, each with the size of the batch in which it was computed"""
     _computed: int = 0
+    _serving: set[asyncio.Task[None]] = field(default_factory=set)
 
     def bodies(self, path: str = "/completion") -> list[dict[str, Any]]:
         return [body for asked, body, _ in self.requests if asked == path]
@@ -96,6 +97,9 @@ class FakeLlama:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
+        for task in list(self._serving):  # one that is silent would be waited for, from 3.12 on
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
         await self._server.wait_closed()
 
     @contextlib.contextmanager
@@ -123,6 +127,10 @@ class FakeLlama:
             loop.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             request, *lines = head.split("\r\n")
@@ -137,6 +145,8 @@ class FakeLlama:
             await self._reply(path, data, headers, writer)
         except (ConnectionError, asyncio.IncompleteReadError):
             self.closed_early += 1
+        except asyncio.CancelledError:
+            writer.transport.abort()
         finally:
             writer.close()
 

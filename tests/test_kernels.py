@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kldtui.analysis import Bound, Kernels, NumpyKernels, analyse_pair, analyse_ref, load_fast
-from kldtui.analysis.kernels import Heads, brackets, straight
+from kldtui.analysis.kernels import Head, Summed, brackets, straight
 from kldtui.recordings import open_recording
 from kldtui.recordings.kld import decode
 from kldtui.recordings.kld_writer import encode
@@ -141,21 +141,23 @@ def test_loops_for_any_machine_agree_with_those_for_this_one(tmp_path: Path, fas
     n_vocab = 8193
     ref, quant = rows_of(n_vocab, 3, 1), rows_of(n_vocab, 3, 2)
     np.savez(tmp_path / "rows.npz", ref=ref.codes, quant=quant.codes)
-    every, heads = np.arange(3), (ref.scale, ref.base, quant.scale, quant.base)
+    heads = (ref.scale, ref.base, quant.scale, quant.base)
     here = np.zeros((3, 4))
-    fast.sums(ref.run(), quant.run(), Heads(*heads), every, here)
+    summed = Summed(quant.run(), Head(*heads[2:]), np.arange(3), here)
+    fast.sums(ref.run(), Head(*heads[:2]), [summed])
     np.savez(tmp_path / "heads.npz", *heads)
     program = """
 import sys
 from pathlib import Path
 import numpy as np
-from kldtui.analysis.kernels import Heads, load_fast
+from kldtui.analysis.kernels import Head, Summed, load_fast
 from kldtui.rows import Codes
 folder = Path(sys.argv[1])
 rows, heads = np.load(folder / "rows.npz"), np.load(folder / "heads.npz")
 ref, quant = (Codes(np.ascontiguousarray(rows[name]), 0, rows[name].shape[1]) for name in rows)
 out = np.zeros((3, 4))
-load_fast(folder).sums(ref, quant, Heads(*heads.values()), np.arange(3), out)
+a, b, c, d = heads.values()
+load_fast(folder).sums(ref, Head(a, b), [Summed(quant, Head(c, d), np.arange(3), out)])
 np.save(folder / "sums.npy", out)
 """
     environment = {**os.environ, "NUMBA_CPU_NAME": "generic"}

@@ -182,8 +182,8 @@ def test_only_some_chunks_are_scanned(tmp_path: Path) -> None:
     index = Index(recordings[0], recordings[1:])
     scan_all(index, chunks=(2, 4))
     per = index.layout.n // 6
-    done = np.flatnonzero(index.pairs[0]["rest"])
-    assert (done.min(), done.max(), done.size) == (2 * per, 4 * per - 1, 2 * per)
+    done = np.flatnonzero(index.pairs[0]["rest"]).tolist()
+    assert done == list(range(2 * per, 4 * per))
     scan_all(index, chunks=(5, 99))
     assert np.flatnonzero(index.ref["state"]).max() == 6 * per - 1
     assert list(Index(recordings[0], recordings[1:]).scan(chunks=(3, 3))) == []

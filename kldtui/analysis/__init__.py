@@ -34,7 +34,14 @@ from kldtui.analysis.columns import (
     State,
     missing_pair,
 )
-from kldtui.analysis.kernels import KLD_CUT, Head, Heads, Kernels, NumpyKernels, load_fast
+from kldtui.analysis.kernels import (
+    KLD_CUT,
+    Head,
+    Kernels,
+    NumpyKernels,
+    Summed,
+    load_fast,
+)
 from kldtui.analysis.quick import Best, quick_pair, quick_ref
 from kldtui.analysis.reading import MASS_TOLERANCE, mass_is_strange
 
@@ -50,13 +57,13 @@ __all__ = [
     "Bound",
     "Columns",
     "Head",
-    "Heads",
     "Kernels",
     "Kind",
     "NumpyKernels",
     "RefBlock",
     "RefRows",
     "State",
+    "Summed",
     "analyse_pair",
     "analyse_ref",
     "doubtful",

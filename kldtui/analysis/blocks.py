@@ -28,7 +28,7 @@ from kldtui.analysis.columns import (
     forget,
     forget_both,
 )
-from kldtui.analysis.kernels import Heads, Kernels, NumpyKernels, brackets
+from kldtui.analysis.kernels import Head, Kernels, NumpyKernels, Summed, brackets
 from kldtui.analysis.reading import (
     MASS_TOLERANCE,
     Tops,
@@ -263,8 +263,8 @@ def _quick(
 ) -> NDArray[np.float64]:
     """KLD and mass by a kernel; gives the reference's mass of the rows `where`, float64[k]."""
     sums = np.zeros((len(ref), 4))
-    heads = Heads(ref.scale, ref.base, quant.scale, quant.base)
-    kernels.sums(ref.run(), quant.run(), heads, np.flatnonzero(where), sums)
+    head, other = Head(ref.scale, ref.base), Head(quant.scale, quant.base)
+    kernels.sums(ref.run(), head, [Summed(quant.run(), other, np.flatnonzero(where), sums)])
     put_sums(sums, quant.base, out, where)
     for i in np.flatnonzero(doubtful(sums, out) & where).tolist():
         if mass_is_strange(quant, i):

@@ -49,16 +49,19 @@ class TopCodes(NamedTuple):
     mass: NDArray[np.float64] | None = None
 
 
-class Heads(NamedTuple):
-    """How the codes of a reference and a quant are decoded: log p = scale * code + base, nats.
+class Summed(NamedTuple):
+    """A quant's rows to be summed against a reference's.
 
-    float32[r] each; scales above 0, and a base that float32 has a normal exp of.
+    which: the rows that are wanted. out: float64[r, 4], where their sums go. 0: the KLD, over the
+    tokens above KLD_CUT in the reference, nats. 1: the reference's probability of those of them
+    that lie at the quant's floor. 2: of all of them. 3: the quant's mass of the same tokens; NaN
+    if `tops` gives the whole one.
     """
 
-    scale: NDArray[np.float32]
-    base: NDArray[np.float32]
-    other_scale: NDArray[np.float32]
-    other_base: NDArray[np.float32]
+    codes: Codes
+    head: Head
+    which: NDArray[np.int64]
+    out: NDArray[np.float64]
 
 
 class Kernels(Protocol):
@@ -79,19 +82,10 @@ class Kernels(Protocol):
     ) -> NDArray[np.int64]:
         """How many codes of row `which[k]` are above that of `ids[k]`, int64[k]."""
 
-    def sums(
-        self,
-        ref: Codes,
-        quant: Codes,
-        heads: Heads,
-        which: NDArray[np.int64],
-        out: NDArray[np.float64],
-    ) -> None:
-        """Sums over the rows `which` of two blocks, into the same rows of `out`, float64[r, 4].
+    def sums(self, ref: Codes, head: Head, quants: Sequence[Summed]) -> None:
+        """Fill the sums of some quants' rows against a reference's.
 
-        0: the KLD, over the tokens above KLD_CUT in the reference, nats. 1: the reference's
-        probability of those of them that lie at the quant's floor. 2: of all of them.
-        3: the quant's mass of the same tokens; NaN if `tops` gives the whole one.
+        Scales are above 0, and bases such that float32 has a normal exp of them.
         """
 
 
@@ -141,7 +135,7 @@ class NumpyKernels:
 
     def __init__(self) -> None:
         self._buffers: dict[str, NDArray[Any]] = {}
-        self._floats = np.empty((4, _AT_ONCE), np.float32)
+        self._floats = np.empty((5, _AT_ONCE), np.float32)
 
     def _buffer(self, name: str, size: int, dtype: Any) -> NDArray[Any]:
         held = self._buffers.get(name)
@@ -187,58 +181,61 @@ class NumpyKernels:
             out[k] = np.count_nonzero(np.greater(row, row[token], out=mask))
         return out
 
-    def sums(
-        self,
-        ref: Codes,
-        quant: Codes,
-        heads: Heads,
-        which: NDArray[np.int64],
-        out: NDArray[np.float64],
-    ) -> None:
-        least = least_codes(heads.scale, heads.base, KLD_CUT)
+    def sums(self, ref: Codes, head: Head, quants: Sequence[Summed]) -> None:
+        least = least_codes(head.scale, head.base, KLD_CUT)
         mask = self._buffer("mask", ref.n, np.bool_)
-        out[which] = 0
-        for i in which.tolist():
+        rows: dict[int, list[Summed]] = {}
+        for quant in quants:
+            quant.out[quant.which] = 0
+            for i in quant.which.tolist():
+                rows.setdefault(i, []).append(quant)
+        for i, wanted in rows.items():
             low = int(least[i])
             if low > 65535:
                 continue
-            ids = np.greater_equal(ref.grid[i], low, out=mask).nonzero()[0]
-            head = [float(x[i]) for x in heads]
+            row = ref.grid[i]
+            ids = np.greater_equal(row, low, out=mask).nonzero()[0]
             for start in range(0, ids.size, _AT_ONCE):
-                part = ids[start : start + _AT_ONCE]
-                out[i] += self._sums_of(ref.grid[i], quant.grid[i], part, head)
+                self._add(i, row, head, ids[start : start + _AT_ONCE], wanted)
 
-    def _sums_of(
+    def _add(
         self,
-        mine: NDArray[np.uint16],
-        theirs: NDArray[np.uint16],
+        i: int,
+        row: NDArray[np.uint16],
+        head: Head,
         ids: NDArray[np.int64],
-        head: Sequence[float],
-    ) -> tuple[float, float, float, float]:
+        quants: Sequence[Summed],
+    ) -> None:
         """`sums`, over a few tokens of one row: so few that all that is made of them is cached."""
-        scale, base, other, other_base = head
-        x, y, p, floored = self._floats[:, : ids.size]
-        # Counted down from 65535, so that the tokens with the most probability have the fewest
-        # steps, and float32 sums stay exact where it matters.
-        codes = mine.take(ids)
-        np.invert(codes, out=codes)
-        np.multiply(codes, np.float32(-scale), out=x)
-        codes = theirs.take(ids)
-        np.invert(codes, out=codes)
-        np.multiply(codes, np.float32(-other), out=y)
-        np.equal(codes, 65535, out=floored)
-        top, other_top = base + 65535.0 * scale, other_base + 65535.0 * other
-        share = math.exp(top)
+        x, y, p, apart, floored = self._floats[:, : ids.size]
+        each = _EACH[: ids.size]
+        top = _counted_down(row.take(ids), head, i, x)
         np.exp(x, out=p)
-        total = float(p.dot(_EACH[: ids.size]))
-        x -= y  # equal rows differ by exactly nothing
-        np.exp(y, out=y)
-        return (
-            share * ((top - other_top) * total + float(p.dot(x))),
-            share * float(p.dot(floored)),
-            share * total,
-            math.exp(other_top) * float(y.dot(_EACH[: ids.size])),
-        )
+        share, total = math.exp(top), float(p.dot(each))
+        for quant in quants:
+            codes = quant.codes.grid[i].take(ids)
+            other_top = _counted_down(codes, quant.head, i, y)
+            np.equal(codes, 65535, out=floored)
+            np.subtract(x, y, out=apart)  # equal rows differ by exactly nothing
+            np.exp(y, out=y)
+            quant.out[i] += (
+                share * ((top - other_top) * total + float(p.dot(apart))),
+                share * float(p.dot(floored)),
+                share * total,
+                math.exp(other_top) * float(y.dot(each)),
+            )
+
+
+def _counted_down(codes: NDArray[np.uint16], head: Head, i: int, out: NDArray[np.float32]) -> float:
+    """Decode codes of row `i` into `out`, less the log p of code 65535, which is given.
+
+    The tokens with the most probability have the fewest steps then, and float32 sums stay exact
+    where it matters. codes: are inverted in place.
+    """
+    scale, base = float(head.scale[i]), float(head.base[i])
+    np.invert(codes, out=codes)
+    np.multiply(codes, np.float32(-scale), out=out)
+    return base + 65535.0 * scale
 
 
 def _tops_by_rows(codes: NDArray[np.uint16]) -> TopCodes:

@@ -15,6 +15,7 @@ in place of the polynomial.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from numba import config, njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from kldtui.analysis.kernels import KLD_CUT, LOG2E, Head, Heads, TopCodes
+from kldtui.analysis.kernels import KLD_CUT, LOG2E, Head, Summed, TopCodes
 from kldtui.rows import Codes
 
 _LOOSE = {"nsz", "nnan", "ninf", "arcp", "contract", "reassoc"}
@@ -249,7 +250,8 @@ class NumbaKernels:
         one, first = np.ones(1, np.float32), np.zeros(1, np.int64)
         self.tops(codes)
         self.above(codes, first, np.zeros(1, np.int32))
-        self.sums(codes, codes, Heads(one, -one, one, -one), first, np.zeros((1, 4)))
+        head = Head(one, -one)
+        self.sums(codes, head, [Summed(codes, head, first, np.zeros((1, 4)))])
         self.has_compiled = any(loop.stats.cache_misses for loop in (_tops, _above, _sums))
 
     def tops(self, codes: Codes, head: Head | None = None) -> TopCodes:
@@ -270,14 +272,9 @@ class NumbaKernels:
         _above(codes.flat, codes.step, codes.n, which, ids, out)
         return out
 
-    def sums(
-        self,
-        ref: Codes,
-        quant: Codes,
-        heads: Heads,
-        which: NDArray[np.int64],
-        out: NDArray[np.float64],
-    ) -> None:
+    def sums(self, ref: Codes, head: Head, quants: Sequence[Summed]) -> None:
         if self._room.shape[1] < ref.n + _LANES:
             self._room = np.empty((2, ref.n + _LANES), np.uint16)
-        _sums(ref.flat, quant.flat, ref.step, quant.step, ref.n, which, *heads, out, self._room)
+        for codes, other, which, out in quants:
+            steps = ref.step, codes.step, ref.n
+            _sums(ref.flat, codes.flat, *steps, which, *head, *other, out, self._room)

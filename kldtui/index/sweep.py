@@ -22,9 +22,9 @@ from kldtui.analysis import (
     Bound,
     Columns,
     Head,
-    Heads,
     Kernels,
     State,
+    Summed,
     doubtful,
     is_clear,
     mass_is_strange,
@@ -187,6 +187,7 @@ class Sweep:
             codes, scale, base = self._readers[0].read(lo + a, b - a)
             ref_scale[a:b], ref_base[a:b] = scale, base
             of_stream.count(piece, codes, self._kernels)
+            summed: list[Summed] = []
             for pair in pairs:
                 n = min(b, self._held(pair.number, lo, hi)) - a
                 if n <= 0:
@@ -194,10 +195,11 @@ class Sweep:
                 others, scale_2, base_2 = self._readers[1 + pair.number].read(lo + a, n)
                 pair.scale[a : a + n], pair.base[a : a + n] = scale_2, base_2
                 which = np.flatnonzero(pair.todo[a : a + n])
-                heads = Heads(scale[:n], base[:n], scale_2, base_2)
-                self._kernels.sums(codes, others, heads, which, pair.sums[a : a + n])
+                head = Head(scale_2, base_2)
+                summed.append(Summed(others, head, which, pair.sums[a : a + n]))
                 pair.of_quant.count(piece, codes, self._kernels)
                 pair.of_ref.count(piece, others, self._kernels)
+            self._kernels.sums(codes, Head(scale, base), summed)
         ref["stream_rank"][unranked] = of_stream.rank
         fine = self._readers[0].usual(ref_scale, ref_base)
         self._finish(lo, ref, fine, pairs)
