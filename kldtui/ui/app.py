@@ -11,6 +11,7 @@ import contextlib
 import gc
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
@@ -30,7 +31,7 @@ from kldtui.ui.actions import ACTIONS, Action, keys_of
 from kldtui.ui.review import ReviewScreen
 
 SWITCH_SECONDS = 0.0005
-BACK_SECONDS = 0.015
+BACK_SECONDS = 0.02
 """After a key, what takes long stands back: for about as long as the next frame takes."""
 
 
@@ -88,6 +89,7 @@ class KldtuiApp(App[None]):
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.InputEvent):
             self.session.index.stand_back(BACK_SECONDS)
+            self.review.touched = time.monotonic()
         await super().on_event(event)
 
     async def run_action(

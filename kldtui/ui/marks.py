@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from functools import cache
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.style import Style
 
 ROOT = "▚"
@@ -48,14 +50,11 @@ SELECTED = Style(bgcolor="#2d4a6b", bold=True)
 SELECTED_ELSEWHERE = Style(bgcolor="#2a3038")
 
 
-def heat_level(value: float, low: float, high: float) -> int:
+def heat_levels(values: NDArray[np.floating], low: float, high: float) -> NDArray[np.int64]:
     """0 below `low`, then 1…LEVELS-1 on a log scale up to `high` (both nats); NaN is 0."""
-    if not value >= low:
-        return 0
-    if value >= high:
-        return LEVELS - 1
-    share = math.log(value / low) / math.log(high / low)
-    return 1 + min(LEVELS - 2, int(share * (LEVELS - 1)))
+    steps = np.geomspace(low, high, LEVELS)
+    levels = np.minimum(np.searchsorted(steps, values, side="right"), LEVELS - 1)
+    return np.where(np.isnan(values), 0, levels)
 
 
 @cache

@@ -6,6 +6,7 @@ Must not know: what the actions do (rewords.py), how panes draw, or any format.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -56,7 +57,10 @@ WORKERS = max(1, min(4, (os.cpu_count() or 1) // 2))
 COUNT_SECONDS = 0.4
 LONG_COUNT_SECONDS = 2.0
 """Between two figures of a scan, and of a long one. After each frame Textual has the next, which
-may be a key's, wait for up to two sixtieths of a second."""
+may be a key's, wait for up to two of its ticks."""
+HANDS_OFF_SECONDS = 0.5
+BUSY_COUNT_SECONDS = 10.0
+"""Between two lists of a long scan while keys come, each sooner after the one before than that."""
 SETTLE_SECONDS = 0.35
 RESUMED = 20_000
 """Of a list of so many roots each label is looked up to find where to go on."""
@@ -90,6 +94,8 @@ class ReviewView(SearchScreen):
         self._scan_words = ""
         self.preparing = ""
         self._counted = self._told = 0.0
+        self.touched = -math.inf
+        """When a person last pressed something, by time.monotonic()."""
         self._loaded = True
         self._cancel_scan = threading.Event()
         self.moved_by_hand = False
@@ -207,6 +213,8 @@ class ReviewView(SearchScreen):
         now = time.monotonic()
         least = LONG_COUNT_SECONDS if self.session.is_long else COUNT_SECONDS
         pause = max(least, REST * self.list_seconds)
+        if self.session.is_long and now - self.touched < HANDS_OFF_SECONDS:
+            pause = max(pause, BUSY_COUNT_SECONDS)
         if not settled and now - self._counted < pause:
             if now - self._told >= least:
                 self._told = now

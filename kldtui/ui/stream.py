@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
+import numpy as np
 from rich.style import Style
 from textual.reactive import reactive
 
@@ -82,29 +83,30 @@ class StreamView(TokenPane):
                 styles[t] = marks.PLAIN
         else:
             index, pair = session.index, session.index.pairs[self.quant]
-            states, kinds = pair["state"][where].tolist(), pair["kind"][where].tolist()
-            costs = cost(index, self.quant, where).tolist()
-            column = pair["kld"] if self.heat == "kld" else index.ref["margin"]
-            heat = column[where].tolist()
+            states, kinds = pair["state"][where], pair["kind"][where]
+            scored, invalid = states == State.SCORED, states == State.INVALID
+            levels = np.zeros(len(ts), np.int64)
+            if self.heat != "off":
+                column = pair["kld"] if self.heat == "kld" else index.ref["margin"]
+                levels[scored] = marks.heat_levels(column[where][scored], low, high)
+            for t, level in zip(ts, levels.tolist(), strict=True):
+                styles[t] = marks.heat_style(level)
+            costs = cost(index, self.quant, where)
             near = session.thresholds.near_tie
             firsts = session.first_flips(chunk, self.quant)
-            for k, t in enumerate(ts):
-                style = marks.PLAIN
-                if states[k] == State.INVALID:
-                    style = marks.INVALID_STYLE
+            for k in np.flatnonzero(invalid | (scored & (kinds != Kind.AGREE))).tolist():
+                t = ts[k]
+                if invalid[k]:
+                    styles[t] = marks.INVALID_STYLE
                     symbols[t] = (marks.INVALID, marks.WARN)
-                elif states[k] == State.SCORED:
-                    if self.heat != "off":
-                        style = marks.heat_style(marks.heat_level(heat[k], low, high))
-                    if kinds[k] == Kind.ROOT:
-                        is_near = costs[k] < near
-                        style += marks.NEAR_STYLE if is_near else marks.ROOT_STYLE
-                        first = where.start + k in firsts
-                        symbols[t] = self._root_mark(Position(chunk, t), is_near, first)
-                    elif kinds[k] == Kind.TIE:
-                        style += marks.TIE_STYLE
-                        symbols[t] = (marks.TIE, marks.TIE_STYLE)
-                styles[t] = style
+                elif kinds[k] == Kind.ROOT:
+                    is_near = bool(costs[k] < near)
+                    styles[t] += marks.NEAR_STYLE if is_near else marks.ROOT_STYLE
+                    first = where.start + k in firsts
+                    symbols[t] = self._root_mark(Position(chunk, t), is_near, first)
+                else:
+                    styles[t] += marks.TIE_STYLE
+                    symbols[t] = (marks.TIE, marks.TIE_STYLE)
         for t in self._hits:
             if t < length:
                 styles[t] = marks.HIT

@@ -14,15 +14,16 @@ import pytest
 
 from kldtui import roots
 from kldtui.config import Config
-from kldtui.index import Index, Kind, State
+from kldtui.index import Index, Kind, Progress, State
 from kldtui.position import Position
 from kldtui.review import figures
 from kldtui.review.listing import Filter
 from kldtui.review.session import Session
-from kldtui.ui import list_screen
+from kldtui.ui import list_screen, review_view
 from kldtui.ui.app import KldtuiApp
 from kldtui.ui.detail_view import DetailView
 from kldtui.ui.list_screen import Places
+from kldtui.ui.messages import ScanAdvanced
 from kldtui.ui.root_list import RootList
 from kldtui.ui.stream import StreamView
 from kldtui.vocab import from_pieces
@@ -429,3 +430,28 @@ async def test_a_long_list_has_a_scrollbar_and_a_click_on_it_scrolls(tmp_path: P
         await driver.pilot.click(RootList, offset=bar)
         assert shown.scroll_offset.y == shown.max_scroll_y
         assert shown.laid.thumb(shown.size.height - 1)
+
+
+@pytest.mark.usefixtures("long")
+async def test_the_list_of_a_long_scan_is_not_made_anew_while_keys_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(review_view, "LONG_COUNT_SECONDS", 0.0)
+    monkeypatch.setattr(review_view, "REST", 0.0)
+    async with reviewing(long_session(tmp_path)) as driver:
+        review, made = driver.review, list[bool]()
+        monkeypatch.setattr(review, "refresh_list", lambda **_: made.append(True))
+        event = ScanAdvanced(Progress(1, 2, 1.0, 1.0, 0, 1))
+        await driver.press("right")
+        review.on_scan_advanced(event)
+        assert not made
+        review.touched -= review_view.HANDS_OFF_SECONDS
+        review.on_scan_advanced(event)
+        assert len(made) == 1, "the hands are off the keys"
+        monkeypatch.setattr(review_view, "BUSY_COUNT_SECONDS", 0.0)
+        await driver.press("right")
+        review.on_scan_advanced(event)
+        assert len(made) == 2, "it has not been for long"
+        await driver.press("right")
+        review.on_scan_advanced(ScanAdvanced(None, done=True))
+        assert len(made) == 3, "this is the last one"
