@@ -34,14 +34,8 @@ from kldtui.analysis.columns import (
     State,
     missing_pair,
 )
-from kldtui.analysis.kernels import (
-    KLD_CUT,
-    Head,
-    Kernels,
-    NumpyKernels,
-    Summed,
-    load_fast,
-)
+from kldtui.analysis.kernels import KLD_CUT, Head, Kernels, Summed, load_fast
+from kldtui.analysis.kernels_numpy import NumpyKernels
 from kldtui.analysis.quick import Best, quick_pair, quick_ref
 from kldtui.analysis.reading import MASS_TOLERANCE, mass_is_strange
 

@@ -28,7 +28,8 @@ from kldtui.analysis.columns import (
     forget,
     forget_both,
 )
-from kldtui.analysis.kernels import Head, Kernels, NumpyKernels, Summed, brackets
+from kldtui.analysis.kernels import Head, Kernels, Summed, brackets
+from kldtui.analysis.kernels_numpy import NumpyKernels
 from kldtui.analysis.reading import (
     MASS_TOLERANCE,
     Tops,
