@@ -177,6 +177,33 @@ def test_what_somebody_waits_for_comes_first(
     assert not rest[30:40].any()
 
 
+def test_a_long_list_that_is_waited_for_does_not_hold_up_the_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recordings = plain_pair(tmp_path)
+    index = scan_all(Index(recordings[0], recordings[1:]), stages=["roots"], compiled=False)
+    spans, listed = list[int](), list[int]()
+    second = Sweep.second
+
+    def counted(sweep: Sweep, first: int, last: int, numbers: Any) -> None:
+        spans.append(last - first)
+        second(sweep, first, last, numbers)
+
+    def slowly(worker: Any, found: list[tuple[int, int]]) -> None:
+        if found:
+            listed.append(len(found))
+            time.sleep(0.05)
+
+    monkeypatch.setattr(index_module, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(Sweep, "second", counted)
+    monkeypatch.setattr(index, "_fill_whole", slowly)
+    every = np.arange(index.layout.n)
+    for _ in index.scan(compiled=False, stages=["rest"]):
+        index.prefer(every[:0], every[::2])
+    assert len(spans) < index.layout.n / 4, "spans grow as ever"
+    assert 0 < len(listed) < len(spans), "and the list has a part of the time, not all"
+
+
 def test_only_some_chunks_are_scanned(tmp_path: Path) -> None:
     recordings = plain_pair(tmp_path)
     index = Index(recordings[0], recordings[1:])

@@ -372,16 +372,24 @@ class Index:
 
     def _filler(self, stage: Stage, numbers: Sequence[int], worker: Fills) -> Filler:
         longest = self._longest()
+        ahead = 0.0
+        """Seconds that the list has had beyond those of the spans."""
 
-        def fill_span(first: int, last: int) -> None:
+        def fill_span(first: int, last: int) -> float:
+            nonlocal ahead
             self._fill_whole(worker, runs(self._wanted.take_now(), longest))
+            began = time.monotonic()
             if stage == "roots":
                 worker.first(first, last, numbers)
-                return
-            soon = self._wanted.take_soon()
-            if soon.size:
-                self._fill_whole(worker, runs(soon, longest))
+                return time.monotonic() - began
+            # A row by itself takes some times as long as one of a span: at most half of the time.
+            if ahead <= 0:
+                self._fill_whole(worker, runs(self._wanted.take_soon(), longest))
+            now = time.monotonic()
             worker.second(first, last, numbers)
+            took = time.monotonic() - now
+            ahead = max(0.0, ahead) + (now - began) - took
+            return took
 
         return fill_span
 

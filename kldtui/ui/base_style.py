@@ -115,9 +115,16 @@ class Pane(ScrollView, BaseStyled, can_focus=True, inherit_bindings=False):
         return max(0, self.size.width - self.allow_vertical_scroll)
 
     def extend(self, lines: int) -> None:
-        """Say how many lines there are."""
+        """Say how many lines there are; what changes of the scrollbar is painted again."""
+        before = self._lay_out()
         self.set_reactive(Pane.virtual_size, Size(self.size.width, lines))
         self.scroll_y = self.validate_scroll_y(self.scroll_y)
+        after, (width, height) = self._lay_out(), self.size
+        if after.across != before.across:
+            self.refresh()
+        elif after.bar != before.bar:
+            moved = [y for y in range(height) if before.thumb(y) != after.thumb(y)]
+            self.refresh(*(Region(0, y, width, 1) for y in moved))
 
     @property
     def laid(self) -> Laid:

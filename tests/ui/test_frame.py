@@ -10,6 +10,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 
 from kldtui.ui.base_style import Pane
+from kldtui.ui.detail_view import DetailView
 from tests.ui.review import Driver, add_engines, open_review, running
 
 KEYS = (
@@ -72,3 +73,27 @@ async def test_branches_that_grow_are_as_textual_would_draw_them(tmp_path: Path)
         for key in ("tab", "tab", "down", "right", "end", "home", "escape", "1", "u", "."):
             await driver.press(key)
             check(driver, key)
+
+
+async def test_the_scrollbar_is_painted_again_where_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(open_review(tmp_path)) as driver:
+        pane = driver.review.query_one(DetailView)
+        height, painted = pane.size.height, list[int]()
+        pane.extend(height)
+
+        def refresh(*regions: Region, **_: bool) -> None:
+            lines = [y for region in regions for y in region.line_range]
+            painted.extend(lines or range(height))
+
+        monkeypatch.setattr(pane, "refresh", refresh)
+        pane.extend(2 * height)
+        assert painted == list(range(height)), "each line is a cell shorter"
+        painted.clear()
+        long = pane.laid.bar
+        pane.extend(3 * height)
+        short = pane.laid.bar
+        assert long is not None
+        assert short is not None
+        assert set(painted) == set(long) ^ set(short) != set()
