@@ -31,6 +31,7 @@ from kldtui.ui.actions import ACTIONS, Action, keys_of
 from kldtui.ui.review import ReviewScreen
 
 SWITCH_SECONDS = 0.0005
+PALETTE_LINES = 6
 BACK_SECONDS = 0.02
 """After a key, what takes long stands back: for about as long as the next frame takes."""
 
@@ -108,6 +109,11 @@ class KldtuiApp(App[None]):
     def _end(self, number: int) -> None:
         """Leave as a person would, so that the session saves, or rescues, what it has."""
         self.exit(return_code=128 + number)
+
+    def action_command_palette(self) -> None:
+        """As of any app, where there is room for it: Textual's own ends the program elsewhere."""
+        if self.size.height >= PALETTE_LINES:
+            super().action_command_palette()
 
     def on_mount(self) -> None:
         if self.config.theme in self.available_themes:

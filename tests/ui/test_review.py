@@ -571,6 +571,13 @@ async def test_help_and_palette_offer_every_action(tmp_path: Path) -> None:
         await driver.press(*"unlabelled", "enter")
 
 
+async def test_the_palette_stays_closed_where_it_has_no_room(tmp_path: Path) -> None:
+    async with running(open_review(tmp_path), (40, 4)) as driver:
+        await driver.press("ctrl+p")
+        await driver.press("f", "up", "pageup")
+        assert driver.app.is_running
+
+
 async def test_every_action_of_the_table_exists() -> None:
     from kldtui.ui.actions import ACTIONS
     from kldtui.ui.review import ReviewScreen
