@@ -6,7 +6,7 @@ Must not know: any widget of this program.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Self
 
 from rich.segment import Segment
@@ -65,7 +65,11 @@ class BaseStyled(Widget):
         across, width = -self.gutter.left, self.outer_size.width
         lines = (Region(across, region.y, width, region.height) for region in regions)
         where = (*lines, *(() if regions else self._instead))
+        self.forget(where)
         return super().refresh(*where, repaint=repaint, layout=layout, recompose=recompose)
+
+    def forget(self, regions: Sequence[Region]) -> None:
+        """What was drawn of these regions, or of all if there are none, is not to be used again."""
 
     def notify_style_update(self) -> None:
         super().notify_style_update()
@@ -170,21 +174,12 @@ class Pane(ScrollView, BaseStyled, can_focus=True, inherit_bindings=False):
             strips = [strip.crop(*crop.column_span) for strip in strips]
         return strips
 
-    def refresh(
-        self,
-        *regions: Region,
-        repaint: bool = True,
-        layout: bool = False,
-        recompose: bool = False,
-    ) -> Self:
-        """As of any widget; what is painted again is drawn again."""
-        stale = regions or self._instead
-        if not stale:
+    def forget(self, regions: Sequence[Region]) -> None:
+        if not regions:
             self._kept.clear()
-        for region in stale:
+        for region in regions:
             for y in region.line_range:
                 self._kept.pop(y + 1, None)
-        return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
 
     def line(self, segments: Iterable[Segment], thumb: bool | None, style: Style) -> Strip:
         """A whole line of the pane, in a style; with the border, where that is drawn here."""
