@@ -54,6 +54,22 @@ def test_every_line_of_llama_perplexitys_printout_is_ours(smollm2: Path, name: s
             assert abs(got - wanted) <= max(loose * abs(wanted), 1.01 * digit), (mine, line)
 
 
+def test_statistics_tell_how_far_they_are_and_can_be_ended(tmp_path: Path) -> None:
+    index = odd_pair(tmp_path)
+    shares: list[float] = []
+    expected = pair_stats(index, 0, told=shares.append)
+    assert shares == sorted(shares)
+    assert len(shares) > 4
+    assert shares[-1] == 1
+    assert str(expected.to_json()) == str(pair_stats(index, 0).to_json())
+
+    def stop(share: float) -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        pair_stats(index, 0, told=stop)
+
+
 def test_layout_is_llama_perplexitys_to_the_column(smollm2: Path) -> None:
     theirs = (smollm2 / "q5_0.llama-perplexity.txt").read_text().splitlines()
     index = scanned(open_recording(smollm2 / "ref.kld"), open_recording(smollm2 / "q5_0.kld"))

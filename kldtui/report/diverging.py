@@ -8,7 +8,7 @@ Must not know: how the figures are reckoned, how numbers are laid out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,19 +156,32 @@ def _turns(ref: Recording | None, chunk: int) -> list[Stretch]:
     return [(int(a), int(b)) for a, b in pairs if type(a) is int and type(b) is int and a < b]
 
 
-def divergence_of(index: Index, quant: int, runs: Runs | None = None) -> Divergence:
-    """The divergence of one quant, over what has been scanned. runs: by default the chunks."""
+def divergence_of(
+    index: Index,
+    quant: int,
+    runs: Runs | None = None,
+    told: Callable[[float], None] = lambda share: None,
+) -> Divergence:
+    """The divergence of one quant, over what has been scanned.
+
+    runs: by default the chunks. told: as `pair_stats` has it.
+    """
     runs = runs or runs_of(index)
     rollout = is_rollout(index)
     unit = "rollout" if rollout and runs.unit == "chunk" else runs.unit
     first, flips, is_bound = _along(index, quant, runs)
+    told(0.3)
+    by_p = by_bins(lambda: _judged(index, quant, "ref_p_ref"), P_EDGES)
+    told(0.7)
+    by_margin = by_bins(lambda: _judged(index, quant, "margin"), MARGIN_EDGES)
+    told(1.0)
     return Divergence(
         rollout=rollout,
         unit=unit,
         first=first,
         flips=flips,
-        by_p=by_bins(lambda: _judged(index, quant, "ref_p_ref"), P_EDGES),
-        by_margin=by_bins(lambda: _judged(index, quant, "margin"), MARGIN_EDGES),
+        by_p=by_p,
+        by_margin=by_margin,
         kld_is_bound=is_bound,
     )
 

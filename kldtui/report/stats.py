@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,17 +170,23 @@ def finite(value: Any) -> Any:
 
 
 def pair_stats(
-    index: Index, quant: int, thresholds: Thresholds | None = None, runs: Runs | None = None
+    index: Index,
+    quant: int,
+    thresholds: Thresholds | None = None,
+    runs: Runs | None = None,
+    told: Callable[[float], None] = lambda share: None,
 ) -> PairStats:
     """Statistics of one quant over what has been scanned; invalid rows reach no total.
 
     runs: the stretches that first flips are counted in, by default the chunks.
+    told: is told between steps what share of the work is done; what it raises ends it.
 
     A KLD that is infinite (an exact zero in a `_logits2` file) makes the mean infinite, as it is.
     """
     thresholds = thresholds or Thresholds()
     moved_kld = moved_threshold(index, quant)
     costs = costs_at(index, quant, roots_of(index, quant))
+    told(0.02)
     ends = [index.layout.chunk_slice(chunk).stop for chunk in range(index.layout.n_chunk)]
     sums, counts, clamp = Sums(np.array(ends, np.int64)), _Counts(), _ClampSums()
     for where in pieces(index):
@@ -190,6 +196,12 @@ def pair_stats(
         with np.errstate(invalid="ignore"):
             sums.add(piece.log_ref, piece.log_quant, piece.kld, piece.same, piece.scored * 1.0)
     found, by_chunk = counts.found, sums.by_chunk()
+    told(0.25)
+    kld = Sample.of(lambda: _klds(index, quant), KLD_PERCENTILES)
+    told(0.3)
+    dp = Sample.of(lambda: _dps(index, quant), DP_PERCENTILES)
+    told(0.4)
+    divergence = divergence_of(index, quant, runs, lambda share: told(0.4 + 0.6 * share))
     return PairStats(
         positions=found["scored"],
         positions_ref=index.layout.n,
@@ -212,12 +224,12 @@ def pair_stats(
         not_summing_ref=found["not_summing_ref"],
         not_summing_quant=found["not_summing_quant"],
         stream_positions=found["known"],
-        kld=Sample.of(lambda: _klds(index, quant), KLD_PERCENTILES),
+        kld=kld,
         kld_is_bound=bool(found["bounds"]),
         kld_infinite=found["infinite"],
         clamp=clamp.clamp(),
-        divergence=divergence_of(index, quant, runs),
-        dp=Sample.of(lambda: _dps(index, quant), DP_PERCENTILES),
+        divergence=divergence,
+        dp=dp,
         totals=sums.totals(),
         by_chunk=by_chunk,
         notes=tuple(index.notes[quant]),

@@ -10,6 +10,7 @@ import bisect
 from typing import Literal
 
 from textual import work
+from textual.worker import WorkerCancelled, get_current_worker
 
 from kldtui.errors import KldtuiError
 from kldtui.facts import RootFacts
@@ -166,14 +167,30 @@ class ReviewScreen(BranchActions):
 
     @work(thread=True, exclusive=True, group="statistics", exit_on_error=False)
     def action_statistics(self) -> None:
-        """In a thread: a large index takes a second to add up."""
+        """In a thread: a large index takes seconds to add up."""
+        worker, call = get_current_worker(), self.app.call_from_thread
         if not self.session.quants:
-            self.app.call_from_thread(self.say, "no quant: start with --quant FILE")
+            call(self.say, "no quant: start with --quant FILE")
             return
-        self.app.call_from_thread(self.say, "adding up…")
-        title, text = words.statistics(self.session, self.quant)
-        self.app.call_from_thread(self.say, "")
-        self.app.call_from_thread(self.app.push_screen, Page(title, text))
+
+        def tell(share: float) -> None:
+            if worker.is_cancelled:
+                raise WorkerCancelled("no longer wanted")
+            call(self.say, f"adding up… {share:.0%}")
+
+        tell(0)
+        title, text = words.statistics(self.session, self.quant, tell)
+        call(self.say, "")
+        call(self.app.push_screen, Page(title, text))
+
+    def action_back(self) -> None:
+        adding = [each for each in self.workers if each.group == "statistics" and each.is_running]
+        for each in adding:
+            each.cancel()
+        if adding:
+            self.say("the statistics are not wanted any more")
+        else:
+            super().action_back()
 
     def action_next_pane(self) -> None:
         self._focus_by(1)

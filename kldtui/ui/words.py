@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from textual.widget import Widget
 
@@ -225,13 +225,17 @@ def _figures(session: Session, facts: RootFacts, detail: Detail) -> list[Part]:
     return out
 
 
-def statistics(session: Session, quant: int) -> tuple[str, str]:
-    """Title and text of the statistics, as `kldtui stats` prints them."""
-    runs = session.runs
-    stats = pair_stats(session.index, quant, session.thresholds, runs)
-    floor = None
-    if session.floor_number is not None:
-        floor = pair_stats(session.index, session.floor_number, session.thresholds, runs)
+def statistics(session: Session, quant: int, told: Callable[[float], None]) -> tuple[str, str]:
+    """Title and text of the statistics, as `kldtui stats` prints them. told: see `pair_stats`."""
+    numbers = [quant] if session.floor_number is None else [quant, session.floor_number]
+    found = []
+    for k, number in enumerate(numbers):
+
+        def tell(share: float, before: int = k) -> None:
+            told((before + share) / len(numbers))
+
+        found.append(pair_stats(session.index, number, session.thresholds, session.runs, tell))
+    stats, floor = found[0], found[1] if len(found) > 1 else None
     whole = "" if session.index.complete else " ─ as far as scanned"
     text = format_stats(stats, floor, by_chunk=False)
     return f"{safe(session.names[quant])} against {safe(session.ref.path.name)}{whole}", text

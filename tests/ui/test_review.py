@@ -6,6 +6,8 @@ import asyncio
 import os
 import shutil
 import signal
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from kldtui.errors import EngineBroke, EngineError, EngineUnreachable
 from kldtui.labels import read_labels
 from kldtui.position import Position
 from kldtui.review.session import Session
+from kldtui.ui import words
 from kldtui.ui.app import KldtuiApp
 from tests.builders import cut, nan_record, write_kld
 from tests.ui.review import (
@@ -652,6 +655,29 @@ async def test_the_statistics_of_the_quant_can_be_read_on_the_screen(tmp_path: P
         assert "Mean    KLD" in driver.text
         await driver.press("escape")
         assert "Same top p" not in driver.text
+
+
+async def test_statistics_say_how_far_they_are_and_escape_ends_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+
+    def slow(session: Session, quant: int, told: Callable[[float], None]) -> tuple[str, str]:
+        told(0.25)
+        go_on.wait(10)
+        told(0.5)
+        return "title", "added up"
+
+    monkeypatch.setattr(words, "statistics", slow)
+    async with running(open_review(tmp_path)) as driver:
+        await driver.press("S")
+        await driver.until(lambda: "adding up… 25%" in driver.text)
+        await driver.press("escape")
+        go_on.set()
+        await driver.until(lambda: "not wanted" in driver.text)
+        await driver.pilot.pause(0.2)
+        assert "added up" not in driver.text
+        assert "50%" not in driver.text
 
 
 async def test_the_first_root_of_each_run_is_marked_on_a_rollout(tmp_path: Path) -> None:
