@@ -86,7 +86,7 @@ class Clock:
                 while self._then:
                     self._then.pop()(self._any)
 
-        app._display = timed  # type: ignore[method-assign]
+        app._display = timed  # type: ignore[assignment, method-assign]
 
     def start(self) -> None:
         """Now is the cause."""
