@@ -7,13 +7,17 @@ Must not know: what a test wants to show.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from kldtui.position import Position
@@ -37,7 +41,12 @@ POSITION: dict[str, Any] = {
     "logp": -1.5,
     "top": [[4, -0.5], [10, -1.5]],
 }
+AT = Position(0, 3)
+"""Where POSITION is."""
 Line = dict[str, Any] | str | bytes
+any_run = settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def raw_run(path: Path, lines: Iterable[Line], end: str = "\n") -> Path:
@@ -263,3 +272,39 @@ def plans(draw: st.DrawFn) -> Plan:
         )
     )
     return Plan(kind, n_ctx, n_vocab, chunks, positions, pieces)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[RunRecording]:
+    run = open_run(path)
+    try:
+        yield run
+    finally:
+        run.close()
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """A new folder for each example; tmp_path is one for all of a test's."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def edited(line: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """A line with other values, or more."""
+    return {**line, **changes}
+
+
+def written(tmp: Path, plan: Plan, compress: bool = False) -> Path:
+    """A run with all that a plan has."""
+    path = tmp / "whole"
+    with plan.create(path, compress) as writer:
+        plan.write(writer, flush=True)
+    return path
+
+
+def first_member(data: bytes) -> int:
+    """Where the first gzip member ends."""
+    inflate = zlib.decompressobj(31)
+    inflate.decompress(data)
+    return len(data) - len(inflate.unused_data)
