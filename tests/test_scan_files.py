@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -197,7 +197,8 @@ def test_labels_made_with_the_recordings_fit_the_index_file(tmp_path: Path) -> N
         (["{ref}"], "at least one quant"),
         (["{ref}", "{quant}", "--quant", "{quant}"], "one REF"),
         (["--merge", "{ref}"], "-o FILE"),
-        (["--merge", "{ref}", "-o", "{out}"], "another version of kldtui"),
+        (["--merge", "{ref}", "-o", "{out}"], "ref.kld: is no index file"),
+        (["{ref}", "--quant", "{quant}", "-o", ""], "is a folder"),
         (["--merge", "{ref}", "-o", "{out}", "--chunks", "1-2"], "nothing else"),
         (["{ref}", "--quant", "{quant}", "--chunks", "2-1"], "ends before it begins"),
         (["{ref}", "--quant", "{quant}", "--chunks", "two"], "write chunks as 0-99"),
@@ -347,3 +348,45 @@ def test_where_no_index_file_can_be_written_it_is_named_and_nothing_of_it_stays(
     assert result.exit_code == 2
     assert f"kldtui: {out}: cannot be written: No space left on device" in result.output
     assert not list(out.parent.iterdir())
+
+
+def put_file(path: Path) -> None:
+    path.write_text("notes")
+
+
+def put_link(path: Path) -> None:
+    path.with_name("notes").write_text("notes")
+    path.symlink_to("notes")
+
+
+def put_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("put", [put_file, put_link, put_pipe])
+@pytest.mark.parametrize("merge", [False, True])
+def test_an_index_file_is_written_over_nothing_but_another(
+    put: Callable[[Path], None], merge: bool, tmp_path: Path
+) -> None:
+    ref, quant = (recording.path for recording in plain_pair(tmp_path)[:2])
+    out, one = tmp_path / "out", tmp_path / "one"
+    assert run("scan", ref, "--quant", quant, "-o", one).exit_code == 0
+    put(out)
+    before = os.lstat(out)
+    words: list[str | Path] = ["--merge", one] if merge else [ref, "--quant", quant]
+    for path in (out, *(() if merge else (ref, quant))):
+        data = path.read_bytes() if path.is_file() else b""
+        done = run("scan", *words, "-o", path)
+        assert done.exit_code == 2
+        assert done.output.startswith(f"kldtui: {path}: ")
+        assert done.output.endswith("name another file with -o FILE\n")
+        assert not path.is_file() or path.read_bytes() == data
+    after = os.lstat(out)
+    assert (after.st_ino, after.st_mode) == (before.st_ino, before.st_mode)
+    link = tmp_path / "link"
+    link.symlink_to("one")
+    assert run("scan", *words, "-o", link).exit_code == 0
+    assert link.is_symlink()
+    assert is_scan_file(one)
+    one.chmod(0o444)
+    assert "read-only" in run("scan", *words, "-o", one).output

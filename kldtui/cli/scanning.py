@@ -21,7 +21,7 @@ from kldtui.cli.progress import show
 from kldtui.errors import KldtuiError
 from kldtui.index import Index, Progress, index_folder, keeper
 from kldtui.index.cache import MAX_BYTES, MAX_DAYS, Saved, prune, saved_tables
-from kldtui.index.scanfile import ScanFile, merge_scans, write_scan
+from kldtui.index.scanfile import ScanFile, merge_scans, place_for, write_scan
 from kldtui.labels.identity import identity_of
 from kldtui.recordings import Recording, name_files, open_quant, open_recording
 from kldtui.vocab import find_vocabulary
@@ -90,10 +90,8 @@ def scan(
     With -o the index goes into a file that `kldtui FILE` reviews where the recordings are not.
     A scan that was stopped goes on where it was.
     """
-    if output is not None and not output.parent.is_dir():
-        raise KldtuiError(
-            f"{output}: there is no folder {output.parent}; make it, or name another file"
-        )
+    if output is not None:
+        place_for(output)  # not only after an hour of scanning
     if merge:
         if quants or floor or chunks or dask or workers:
             raise click.UsageError("--merge takes index files and -o FILE, nothing else")

@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import json
 import os
+import stat
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +28,13 @@ from numpy.typing import NDArray
 
 from kldtui import __version__
 from kldtui.analysis import PAIR_DTYPE, REF_DTYPE
-from kldtui.errors import DamagedRecording, KldtuiError, RecordingError, UnsupportedRecording
+from kldtui.errors import (
+    DamagedRecording,
+    KldtuiError,
+    NotARecording,
+    RecordingError,
+    UnsupportedRecording,
+)
 from kldtui.index.absent import AbsentRecording, describe
 from kldtui.index.cache import Keeper, identity_of
 from kldtui.index.index import Index
@@ -54,6 +61,31 @@ def is_scan_file(path: Path) -> bool:
 
 
 # -- writing --------------------------------------------------------------------------------------
+
+
+def place_for(path: Path) -> Path:
+    """Where an index file goes that a person names so: what a link points to.
+
+    Only another index file is ever replaced. Raises KldtuiError.
+    """
+    place, other = Path(os.path.realpath(path)), "name another file with -o FILE"
+    try:
+        if not place.parent.is_dir():
+            raise KldtuiError(f"{path}: there is no folder {place.parent}; make it, or {other}")
+        found = place.stat()
+    except FileNotFoundError:
+        return place
+    except OSError as error:
+        raise KldtuiError(f"{path}: cannot be written: {error.strerror}; {other}") from None
+    if stat.S_ISDIR(found.st_mode):
+        raise KldtuiError(f"{path}: is a folder; {other}")
+    if not stat.S_ISREG(found.st_mode):
+        raise KldtuiError(f"{path}: is no regular file; {other}")
+    if not is_scan_file(place):
+        raise KldtuiError(f"{path}: exists and is no index file; it is left as it is: {other}")
+    if not found.st_mode & 0o222:
+        raise KldtuiError(f"{path}: is read-only; {other}")
+    return place
 
 
 def write_scan(
@@ -122,7 +154,7 @@ def _write(path: Path, head: dict[str, Any], arrays: Callable[[], Arrays]) -> No
         listed.append([name, dtype, count, at, total])
         at += -(-count * np.dtype(dtype).itemsize // 8) * 8
     try:
-        with _whole_or_not(path) as file:
+        with _whole_or_not(place_for(path)) as file:
             file.write(_head({**head, "arrays": listed}, len(text)))
             for (_, array), (*_, offset, _) in zip(arrays(), listed, strict=True):
                 file.write(bytes(offset - file.tell()))
@@ -174,12 +206,12 @@ class ScanFile:
         try:
             with path.open("rb") as file:
                 head, raw = _read_head(path, file.read(len(MAGIC) + 2 + _DIGITS + 1), file.read)
-                stat = os.fstat(file.fileno())
+                size = os.fstat(file.fileno()).st_size
         except OSError as error:
             raise RecordingError(f"{path}: cannot be opened: {error.strerror}") from None
-        out = cls(path, head, {"size": stat.st_size, "head": zlib.crc32(raw)})
+        out = cls(path, head, {"size": size, "head": zlib.crc32(raw)})
         for _, dtype, count, offset, _ in head["arrays"]:
-            if offset + count * np.dtype(dtype).itemsize > stat.st_size:
+            if offset + count * np.dtype(dtype).itemsize > size:
                 raise DamagedRecording(f"{path}: is cut short; copy it again")
         return out
 
@@ -251,6 +283,8 @@ class ScanFile:
 def _read_head(
     path: Path, start: bytes, read: Callable[[int], bytes]
 ) -> tuple[dict[str, Any], bytes]:
+    if not start.startswith(MAGIC):
+        raise NotARecording(f"{path}: is no index file; `kldtui scan … -o FILE` makes one")
     if not start.startswith(MAGIC + _VERSION):
         raise UnsupportedRecording(f"{path}: is an index file of another version of kldtui")
     try:
