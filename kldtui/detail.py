@@ -36,8 +36,6 @@ class Detail:
     quant_words: str
     ref_floor: float | None
     quant_floor: float | None
-    ref_mass: float
-    quant_mass: float
 
 
 def _words(row: Row | None) -> str:
@@ -71,7 +69,6 @@ def align(ref: Row | None, quant: Row | None, stream_id: int | None, n: int) -> 
                 quant.logp(token) if quant is not None else None,
             )
         )
-    masses = [sum(math.exp(value) for _, value in top) for top in tops]
     return Detail(
         tuple(rows),
         tops[0][0][0] if tops[0] else None,
@@ -81,6 +78,4 @@ def align(ref: Row | None, quant: Row | None, stream_id: int | None, n: int) -> 
         _words(quant),
         _floor(ref),
         _floor(quant),
-        masses[0],
-        masses[1],
     )

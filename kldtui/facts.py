@@ -7,12 +7,13 @@ Must not know: recordings, text, labels, screens.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from kldtui.index import Bound, Index, Kind, State
 from kldtui.position import Position
-from kldtui.roots import Thresholds, blocks, cost
+from kldtui.roots import Thresholds, blocks, near_ties
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +85,21 @@ def facts_at(
         ref_rank_quant=int(pair["ref_rank_quant"]),
         quant_rank_ref=int(pair["quant_rank_ref"]),
         stream_rank=int(ref["stream_rank"]),
-        near_tie=cost < thresholds.near_tie,
+        near_tie=_is_near_tie(pair, cost, thresholds),
         bounds=Bound(int(pair["bounds"]) | int(ref["bounds"])),
         flips=flips,
     )
 
 
+def _is_near_tie(pair: Any, cost: float, thresholds: Thresholds) -> bool:
+    """`near_ties` of one position."""
+    known = not int(pair["bounds"]) & Bound.REF_P_QUANT
+    is_root = pair["state"] == State.SCORED and pair["kind"] == Kind.ROOT
+    return bool(is_root and known and cost < thresholds.near_tie)
+
+
 _BRIEF_REF = ("ref_id", "margin", "ref_p_ref", "bounds")
-_BRIEF_PAIR = ("state", "quant_id", "kld", "ref_p_quant", "bounds")
+_BRIEF_PAIR = ("state", "kind", "quant_id", "kld", "ref_p_quant", "bounds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +129,7 @@ def brief_at(index: Index, i: int, quant: int, thresholds: Thresholds) -> Brief:
         kld=float(pair["kld"]),
         margin=float(ref["margin"]),
         cost=cost,
-        near_tie=cost < thresholds.near_tie,
+        near_tie=_is_near_tie(pair, cost, thresholds),
         bounds=Bound(int(pair["bounds"]) | int(ref["bounds"])),
     )
 
@@ -146,7 +154,7 @@ def count_pair(index: Index, quant: int, thresholds: Thresholds) -> Counts:
         state, kind = pair["state"][where], pair["kind"][where]
         scored = state == State.SCORED
         roots = np.flatnonzero(scored & (kind == Kind.ROOT))
-        near = cost(index, quant, roots + where.start) < thresholds.near_tie
+        near = near_ties(index, quant, thresholds, roots + where.start)
         found = (
             np.count_nonzero(scored),
             roots.size,

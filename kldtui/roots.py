@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kldtui.index import Index, Kind, State
+from kldtui.index import Bound, Index, Kind, State
 
 FLOOR_ROOTS = 5
 """With fewer, the floor's percentile says nothing, and the default near tie stands."""
@@ -135,6 +135,16 @@ def flips_at(index: Index, i: int) -> tuple[int, ...]:
         for number, pair in enumerate(index.pairs)
         if pair.mark("state", i) == State.SCORED and pair.mark("kind", i) == Kind.ROOT
     )
+
+
+def near_ties(
+    index: Index, quant: int, thresholds: Thresholds, where: Where = EVERYWHERE
+) -> NDArray[np.bool_]:
+    """bool[k]: whether it is a root that certainly costs less than the threshold: a cost that is
+    only known to be at least so much may be any."""
+    known = (index.pairs[quant]["bounds"][where] & np.uint8(Bound.REF_P_QUANT)) == 0
+    cheap = cost(index, quant, where) < thresholds.near_tie
+    return np.asarray(is_root(index, quant, where) & known & cheap)
 
 
 def moved_threshold(index: Index, quant: int) -> float:

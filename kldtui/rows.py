@@ -283,17 +283,20 @@ class FullRow:
         return [(int(t), float(self.logp_all[t])) for t in ids]
 
     def logp(self, token: int) -> Logp | None:
-        """log p of a token; None for an invalid row."""
-        if self.invalid:
+        """log p of a token; None for an invalid row, and for what is no id of the vocabulary."""
+        if not self._has(token):
             return None
         value = float(self.logp_all[token])
         return Logp(value, value <= self.floor and np.isfinite(self.floor).item())
 
     def rank(self, token: int) -> int | None:
-        """1 for the best; tokens that tie share the better rank. None for an invalid row."""
-        if self.invalid:
+        """1 for the best; tokens that tie share the better rank. None as for `logp`."""
+        if not self._has(token):
             return None
         return 1 + int(np.count_nonzero(self.logp_all > self.logp_all[token]))
+
+    def _has(self, token: int) -> bool:
+        return not self.invalid and 0 <= token < self.logp_all.size
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,6 @@ def test_both_files_fit_their_schemas(path: Path) -> None:
     store.set(HERE, "q5_0", "recovers", evidence(kld=np.float32("nan")), [branch(1)])
     store.note(THERE, "q8_0", "ask again")
     store.set_hint(HERE, "q5_0", {"class": "malformed_tool_call", "text": "does not parse"})
-    store.cursor = THERE
     other = open_store(path, reviewer="bob", now=Clock(1000))
     other.set(HERE, "q5_0", "unsure", evidence(), [branch(2, complete=True)])
     other.undo()
@@ -221,13 +220,26 @@ def test_a_root_passed_by_moves_the_place_to_resume_and_can_be_undone(path: Path
 def test_two_reviewers_of_one_file_each_resume_at_their_own_place(path: Path) -> None:
     ann = open_store(path)
     ann.set(*ROOTS[0], "unsure", evidence())
-    ann.cursor = Position(1, 1)
     ann.close()
     bob = open_store(path, reviewer="bob")
-    assert (bob.last, bob.cursor) == (None, None)
+    assert bob.last is None
     bob.set(*ROOTS[3], "unsure", evidence())
-    again = open_store(path)
-    assert (again.last, again.cursor) == (ROOTS[0], Position(1, 1))
+    assert open_store(path).last == ROOTS[0]
+
+
+def test_a_root_with_a_note_alone_is_gone_back_to_until_it_is_passed_by(path: Path) -> None:
+    store = open_store(path)
+    store.set(*ROOTS[0], "unsure", evidence())
+    store.note(*ROOTS[1], "look again")
+    assert open_store(path).resume_at(ROOTS) == 1
+    store.skip(*ROOTS[1])
+    store.close()
+    assert open_store(path).resume_at(ROOTS) == 2
+    store.set(*ROOTS[3], "unsure", evidence())
+    store.note(*ROOTS[3], "sure")
+    assert open_store(path).resume_at(ROOTS) == 4
+    store.set(*ROOTS[3], None)
+    assert open_store(path).resume_at(ROOTS) == 3
 
 
 def test_a_label_of_another_reviewer_is_kept_when_it_is_replaced(path: Path) -> None:

@@ -130,7 +130,7 @@ class LabelStore:
 
     @property
     def unsaved(self) -> bool:
-        """Whether something is in memory that is not yet on disk (a cursor counts, too)."""
+        """Whether something is in memory that is not yet on disk (a skip counts, too)."""
         return self._file.unsaved
 
     def get(self, position: Position, quant: str) -> LabelRecord | None:
@@ -291,12 +291,14 @@ class LabelStore:
         self._file.save()
 
     def _do(self, kind: Kind, key: Key, after: bytes | None, kept: bytes | None) -> None:
-        here = {"chunk": key.chunk, "t": key.t, "quant": key.quant}
+        here: dict[str, Any] = {"chunk": key.chunk, "t": key.t, "quant": key.quant}
         before = self._file.labels.get(key)
         self._done.append(_Done(kind, key, before, after, self._place().get("last"), here, kept))
         self._undone.clear()
         if before != after:
             self._file.put(key, after)
+        if kind != "skip" and self._file.classes.get(key) is None:
+            here["open"] = True
         self._set_place("last", here)
 
     def undo(self) -> Action | None:
@@ -339,7 +341,7 @@ class LabelStore:
 
     @property
     def last(self) -> tuple[Position, str] | None:
-        """The root that this reviewer labelled or passed by last."""
+        """The root of this reviewer's last action: labelled, noted, cleared, or passed by."""
         place = self._place().get("last") or {}
         try:
             return Position(int(place["chunk"]), int(place["t"])), str(place["quant"])
@@ -347,19 +349,9 @@ class LabelStore:
             return None
 
     @property
-    def cursor(self) -> Position | None:
-        """Where this reviewer's cursor was; set, it is on disk with the next label or `save`."""
-        place = self._place().get("cursor") or {}
-        try:
-            return Position(int(place["chunk"]), int(place["t"]))
-        except (TypeError, KeyError, ValueError):
-            return None
-
-    @cursor.setter
-    def cursor(self, position: Position) -> None:
-        with self._mutex:
-            if position != self.cursor:
-                self._set_place("cursor", {"chunk": position.chunk, "t": position.t})
+    def last_is_open(self) -> bool:
+        """Whether the last action left its root to be judged: a note alone, or a cleared label."""
+        return bool((self._place().get("last") or {}).get("open"))
 
     def _place(self) -> dict[str, Any]:
         line = self._file.resume.get(self.reviewer)
@@ -370,7 +362,8 @@ class LabelStore:
         self._file.resume.put(self.reviewer, dump(place))
 
     def resume_at(self, roots: Sequence[tuple[Position, str]]) -> int:
-        """The index of the root to go on with: the first unlabelled one after `last`.
+        """The index of the root to go on with: `last` if it is still open, else the first
+        unlabelled one after it.
 
         After the end it goes on from the beginning; if all are labelled it is that of `last`; 0
         for an empty list. A `last` that is not in the list stands before the first root behind it
@@ -378,7 +371,7 @@ class LabelStore:
         """
         last, start = self.last, 0
         if last is not None and last in roots:
-            start = roots.index(last) + 1
+            start = roots.index(last) + (not self.last_is_open)
         elif last is not None and all(a <= b for a, b in pairwise(roots)):
             start = next((i for i, root in enumerate(roots) if root > last), 0)
         for i in range(len(roots)):

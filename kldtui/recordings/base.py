@@ -169,10 +169,12 @@ def as_even(recording: Recording) -> EvenRecording | None:
 def chunk_tags(recording: Recording, chunk: int) -> list[tuple[str, int, int]]:
     """What a run says of a chunk's tokens: (name, first t, t behind the last), in their order.
 
-    Empty for recordings that say nothing of it (docs/run-format.md, `tags`).
+    Empty for recordings that say nothing of it (docs/run-format.md, `tags`); what is no tag is
+    passed over.
     """
     fields = getattr(recording, "chunk_fields", None)
     listed = None if fields is None else fields(chunk).get("tags")
     if not isinstance(listed, list):
         return []
-    return [(str(name), int(start), int(stop)) for name, start, stop in listed]
+    tags = [each for each in listed if isinstance(each, list) and len(each) == 3]
+    return [(n, a, b) for n, a, b in tags if (type(n), type(a), type(b)) == (str, int, int)]

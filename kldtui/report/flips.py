@@ -128,7 +128,7 @@ def _row(
         stream_text=_text(vocab, facts.stream_id),
         ref_text=_text(vocab, facts.ref_id),
         quant_text=_text(vocab, facts.quant_id),
-        near_tie=facts.is_root and facts.near_tie,
+        near_tie=facts.near_tie,
         **{name: getattr(facts, name) for name in _FROM_FACTS},
     )
 

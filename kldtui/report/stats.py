@@ -20,7 +20,15 @@ from numpy.typing import NDArray
 from kldtui.index import Bound, Index, Kind, State, Table
 from kldtui.report.diverging import Divergence, Runs, divergence_of
 from kldtui.report.totals import Sample, Sums, Totals
-from kldtui.roots import Thresholds, costs_at, moved_threshold, pieces, roots_of
+from kldtui.roots import (
+    Thresholds,
+    costs_at,
+    moved_threshold,
+    near_ties,
+    parts,
+    pieces,
+    roots_of,
+)
 
 COST_STEPS = (0.0, 0.1, 0.3, 1.0)
 """Roots are counted at a cost of at least each of these (nats)."""
@@ -185,7 +193,12 @@ def pair_stats(
     """
     thresholds = thresholds or Thresholds()
     moved_kld = moved_threshold(index, quant)
-    costs = costs_at(index, quant, roots_of(index, quant))
+    roots = roots_of(index, quant)
+    costs = costs_at(index, quant, roots)
+    near = sum(
+        np.count_nonzero(near_ties(index, quant, thresholds, roots[part]))
+        for part in parts(index, roots)
+    )
     told(0.02)
     ends = [index.layout.chunk_slice(chunk).stop for chunk in range(index.layout.n_chunk)]
     sums, counts, clamp = Sums(np.array(ends, np.int64)), _Counts(), _ClampSums()
@@ -212,7 +225,7 @@ def pair_stats(
         missing=found["missing"],
         roots=costs.size,
         roots_by_cost={step: int((costs >= step).sum()) for step in COST_STEPS},
-        near_ties=int((costs < thresholds.near_tie).sum()),
+        near_ties=int(near),
         near_tie=thresholds.near_tie,
         near_tie_source=thresholds.near_tie_source,
         ties=found["ties"],

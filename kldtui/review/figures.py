@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kldtui.detail import Detail, align
-from kldtui.errors import KldtuiError
+from kldtui.errors import KldtuiError, RecordingError
 from kldtui.facts import Brief, Counts, RootFacts, brief_at, count_pair, facts_at, is_rollout
 from kldtui.index import Index, keeper
 from kldtui.index.absent import NOT_HERE
@@ -132,13 +132,13 @@ class Figures:
         return len(self.quants) if self.floor is not None else None
 
     def settle_thresholds(self) -> None:
-        """After the scan: take the near-tie threshold from the floor, where one was recorded."""
+        """After the scan's first pass: take the near-tie threshold from the floor, where one was
+        recorded; `count_anew` is due then."""
         if self.floor_number is None or self.thresholds.near_tie_source != "default":
             return
         measured = near_tie_from_floor(self.index, self.floor_number)
         if math.isfinite(measured):
             self.thresholds = Thresholds(measured, "floor")
-            self.count_anew()
 
     @property
     def runs(self) -> Runs:
@@ -307,6 +307,8 @@ def _here(
 ) -> Opened:
     """Recordings, and what is saved of the index over them."""
     reference = open_recording(ref)
+    if not reference.shape.n_chunk:
+        raise RecordingError(f"{ref}: holds no chunks, so there is nothing to review yet")
 
     def text() -> Vocabulary:
         return find_vocabulary([reference], tokenizer)

@@ -19,7 +19,16 @@ from numpy.typing import NDArray
 from kldtui.errors import KldtuiError
 from kldtui.index import Index
 from kldtui.labels import BY_KEY
-from kldtui.roots import RootQuery, Thresholds, cost, is_root, klds_at, parts, select
+from kldtui.roots import (
+    RootQuery,
+    Thresholds,
+    cost,
+    is_root,
+    klds_at,
+    near_ties,
+    parts,
+    select,
+)
 
 Order = Literal["position", "cost", "kld", "margin", "queue"]
 ListKind = Literal["roots", "ties", "moved", "invalid"]
@@ -33,6 +42,7 @@ HELP = (
 
 _COMPARISON = re.compile(r"\b(cost|kld)\s*>=?\s*(\S+)", re.IGNORECASE)
 
+_MOST_DIGITS = 12
 _COMPARED = re.compile(r"(cost|kld|margin)[<>=]")
 
 
@@ -75,6 +85,12 @@ def parse_filter(text: str, quants: tuple[str, ...] = ()) -> Filter:
     """Read the filter language of HELP. Raises KldtuiError that names the word it cannot use."""
     out = Filter()
     rest: list[str] = []
+    for name in sorted(
+        quants, key=len, reverse=True
+    ):  # a name may hold spaces, or begin as another
+        text, found = re.subn(rf"(?i:(?<!\S)quant:){re.escape(name)}(?!\S)", "", text)
+        if found:
+            out = dataclasses.replace(out, quant=name)
     spaced = _COMPARISON.sub(lambda m: f"{m[1]}>{m[2]}", text)
     for word in spaced.split():
         low = word.lower()
@@ -90,7 +106,7 @@ def parse_filter(text: str, quants: tuple[str, ...] = ()) -> Filter:
             out = dataclasses.replace(out, label=low[6:])
         elif low.startswith("chunk:"):
             digits = low[6:].removeprefix("c")
-            if not digits.isdigit():
+            if not digits.isdecimal() or len(digits) > _MOST_DIGITS:
                 raise KldtuiError(f"filter: {word!r} is not a chunk; write chunk:3")
             out = dataclasses.replace(out, chunk=int(digits))
         elif low.startswith("quant:"):
@@ -165,9 +181,9 @@ def list_roots(
             most = np.fmax(most, klds_at(index, k, found))
         found = found[most >= wanted.min_kld]
     if wanted.near_ties != "all" or order == "queue":
-        costs = root_costs(index, found, chosen)
-        near = costs < thresholds.near_tie
+        near = _all_near(index, found, chosen, thresholds)
         if order == "queue":
+            costs = root_costs(index, found, chosen)
             runs = lookups.run(found)
             later = np.zeros(found.size, bool)
             later[1:] = runs[1:] == runs[:-1]
@@ -194,6 +210,22 @@ def root_costs(
         for k in quants:
             flips = is_root(index, k, at)
             values[flips] = np.fmax(values[flips], cost(index, k, at[flips]))
+    return out
+
+
+def _all_near(
+    index: Index, found: NDArray[np.int64], quants: tuple[int, ...], thresholds: Thresholds
+) -> NDArray[np.bool_]:
+    """Which positions have roots of `quants`, all of them near ties, bool[k]."""
+    out = np.zeros(found.size, bool)
+    for part in parts(index, found):
+        at = found[part]
+        far, near = np.zeros(at.size, bool), np.zeros(at.size, bool)
+        for k in quants:
+            cheap = near_ties(index, k, thresholds, at)
+            near |= cheap
+            far |= is_root(index, k, at) & ~cheap
+        out[part] = near & ~far
     return out
 
 

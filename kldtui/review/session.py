@@ -71,9 +71,11 @@ class Session(Figures):
 
     def close(self) -> None:
         """Save where the cursor stood, and close the files. Raises LabelFileError."""
-        if self.labels is not None:
-            self.labels.close()
-        super().close()
+        try:
+            if self.labels is not None:
+                self.labels.close()
+        finally:
+            super().close()
 
     # ── labels ───────────────────────────────────────────────────────────────────────────────
 
@@ -157,7 +159,9 @@ class Session(Figures):
     def labelled(self) -> tuple[int, int]:
         """(labelled, all) over every root of every quant, as counted last."""
         total = sum(counts.roots for counts in self.counts[: len(self.quants)])
-        return (self.labels.count() if self.labels is not None else 0), total
+        if self.labels is None:
+            return 0, total
+        return sum(map(self.labels.count, self.names)), total
 
     def evidence(self, facts: RootFacts) -> dict[str, Any]:
         """What a label stands on, with stable names (docs/labels.md); nats."""

@@ -87,7 +87,8 @@ class ListScreen(PairScreen):
         self.filter = Filter()
         self.order = cast(Order, config.root_order)
         self.places = Places(np.zeros(0, np.int64))
-        self.scanned = False
+        self.scanned = self.rooted = False
+        """Whether the scan has come to its end, and to that of its first pass."""
         self._lock = threading.Lock()
         self._asked, self._count, self._busy = 0, False, False
         self._waiting: list[tuple[int, bool, Callable[[], None] | None]] = []
@@ -123,7 +124,7 @@ class ListScreen(PairScreen):
         """
         if not self.session.is_long:
             if count:
-                self.session.count_anew()
+                self._count_anew()
             self._take(self._make(self.filter, self.order), keep)
             if then is not None:
                 then()
@@ -156,9 +157,13 @@ class ListScreen(PairScreen):
             began = time.monotonic()
             with self._lock:
                 asked, count, self._count = self._asked, self._count, False
-            if count:
-                self.session.count_anew()
-            listed = self._make(self.filter, self.order)
+            try:
+                if count:
+                    self._count_anew()
+                listed = self._make(self.filter, self.order)
+            except BaseException:
+                self._busy = False  # the next one asked for is made
+                raise
             self.session.index.release()
             self.list_seconds = time.monotonic() - began
             self.post_message(self.Made(listed, asked, count))
@@ -166,6 +171,11 @@ class ListScreen(PairScreen):
                 if self._asked == asked:
                     self._busy = False
                     return
+
+    def _count_anew(self) -> None:
+        if self.rooted:
+            self.session.settle_thresholds()
+        self.session.count_anew()
 
     def on_list_screen_made(self, event: Made) -> None:
         due = [each for each in self._waiting if each[0] <= event.asked]

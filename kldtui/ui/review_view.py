@@ -137,9 +137,6 @@ class ReviewView(SearchScreen):
         self.refresh_all()
 
     async def on_unmount(self) -> None:
-        labels = self.session.labels
-        if labels is not None and labels.path.exists():
-            labels.cursor = self.cursor
         self._cancel_scan.set()
         self._cancel_search.set()
         await self.session.close_engines()
@@ -208,8 +205,7 @@ class ReviewView(SearchScreen):
                 self._scan_words = "scan stopped"
                 self.say(event.failed, "error")
         settled = event.done or event.roots
-        if settled:
-            self.session.settle_thresholds()
+        self.rooted |= settled
         now = time.monotonic()
         least = LONG_COUNT_SECONDS if self.session.is_long else COUNT_SECONDS
         pause = max(least, REST * self.list_seconds)
@@ -242,7 +238,8 @@ class ReviewView(SearchScreen):
         return bool(progress.first < where.stop and where.start < progress.last)
 
     def _resume(self) -> None:
-        """Start where the person stood: at the first unlabelled root after the last one."""
+        """Start where the person stood: at the first unlabelled root after the last one, or at
+        that where it was not judged yet."""
         labels, n = self.session.labels, int(self.rows.size)
         if not n or self.moved_by_hand:
             return
@@ -269,7 +266,8 @@ class ReviewView(SearchScreen):
         row = self.places.next_to(self.session.scored_before(position), 1) or 0
         last = self.session.names.index(name) if name in self.session.names else 0
         self.choose(row, last if last in self.owners(int(self.rows[row])) else None)
-        if self.session.class_of(self.cursor, self.quant) is not None or self.cursor == position:
+        passed = self.cursor == position and not labels.last_is_open
+        if passed or self.session.class_of(self.cursor, self.quant) is not None:
             self.advance()
 
     def advance(self) -> bool:

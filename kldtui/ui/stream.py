@@ -16,7 +16,7 @@ from textual.reactive import reactive
 from kldtui.index import Kind, State
 from kldtui.position import Position
 from kldtui.review.session import Session
-from kldtui.roots import cost, is_root
+from kldtui.roots import is_root, near_ties
 from kldtui.ui import marks
 from kldtui.ui.messages import CursorMoved
 from kldtui.ui.token_pane import Cells, TokenPane
@@ -91,8 +91,7 @@ class StreamView(TokenPane):
                 levels[scored] = marks.heat_levels(column[where][scored], low, high)
             for t, level in zip(ts, levels.tolist(), strict=True):
                 styles[t] = marks.heat_style(level)
-            costs = cost(index, self.quant, where)
-            near = session.thresholds.near_tie
+            near = near_ties(index, self.quant, session.thresholds, where)
             firsts = session.first_flips(chunk, self.quant)
             for k in np.flatnonzero(invalid | (scored & (kinds != Kind.AGREE))).tolist():
                 t = ts[k]
@@ -100,7 +99,7 @@ class StreamView(TokenPane):
                     styles[t] = marks.INVALID_STYLE
                     symbols[t] = (marks.INVALID, marks.WARN)
                 elif kinds[k] == Kind.ROOT:
-                    is_near = bool(costs[k] < near)
+                    is_near = bool(near[k])
                     styles[t] += marks.NEAR_STYLE if is_near else marks.ROOT_STYLE
                     first = where.start + k in firsts
                     symbols[t] = self._root_mark(Position(chunk, t), is_near, first)

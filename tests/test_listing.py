@@ -1,0 +1,114 @@
+"""The filter language, and which roots are near ties: what a list is asked for and shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kldtui.errors import KldtuiError, LabelFileError, RecordingError
+from kldtui.facts import brief_at
+from kldtui.index import Index
+from kldtui.position import Position
+from kldtui.report import flip_rows, pair_stats
+from kldtui.review.listing import Filter, parse_filter
+from kldtui.review.session import Session
+from kldtui.roots import RootQuery, Thresholds
+from kldtui.vocab import NONE
+from tests.builders import make_stream, write_kld
+from tests.builders_index import scan_all
+from tests.builders_run import CHUNK, HEADER, raw_run
+from tests.ui.review import open_review
+
+NAMES = ("a", "my quant", "my quant 2", "near", "q4(1)")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("words", ["", "near", "chunk:3 cost>0.5 label:2 the end"])
+def test_a_filter_that_is_described_is_read_again_whatever_the_quants_name(
+    name: str, words: str
+) -> None:
+    wanted = parse_filter(f"{words} quant:{name}", NAMES)
+    assert wanted.quant == name
+    assert parse_filter(wanted.describe(), NAMES) == wanted
+
+
+@pytest.mark.parametrize("word", ["chunk:²", "chunk:", "chunk:" + "9" * 5000])
+def test_what_is_no_chunk_number_is_said_to_be_none(word: str) -> None:
+    with pytest.raises(KldtuiError, match="is not a chunk"):
+        parse_filter(word)
+
+
+def lists_of_one(folder: Path) -> Index:
+    """Two runs of the best token alone: a flip, an agreement, a flip whose cost is not known."""
+    lines = [("ref", [4, 4, 4]), ("quant", [5, 4, 6])]
+    paths = []
+    for name, best in lines:
+        rows = [
+            {"chunk": 0, "t": t, "token": CHUNK["tokens"][t], "top": [[token, -1.0]]}
+            for t, token in zip((1, 2, 3), best, strict=True)
+        ]
+        if name == "ref":
+            rows[0]["top"] = [[4, -1.0], [5, -1.1]]
+        paths.append(raw_run(folder / name, [HEADER, CHUNK, *rows]))
+    session = Session.open(paths[0], [("quant", paths[1])])
+    return scan_all(session.index)
+
+
+def test_only_roots_whose_cost_is_known_to_be_small_are_near_ties(tmp_path: Path) -> None:
+    index = lists_of_one(tmp_path)
+    thresholds = Thresholds(0.3)
+    briefs = [brief_at(index, i, 0, thresholds) for i in range(3)]
+    assert [brief.near_tie for brief in briefs] == [True, False, False]
+    assert briefs[2].cost < 0.3
+    stats = pair_stats(index, 0, thresholds)
+    assert (stats.roots, stats.near_ties) == (2, 1)
+    found = flip_rows(index, ["quant"], lambda p: 9, RootQuery(), thresholds, NONE)
+    assert [row.near_tie for row in found] == [True, False]
+
+
+def test_near_and_far_part_the_roots(tmp_path: Path) -> None:
+    ref = lists_of_one(tmp_path).layout.n
+    session = Session.open(tmp_path / "ref", [("quant", tmp_path / "quant")], near_tie=0.3)
+    scan_all(session.index)
+    assert ref == session.index.layout.n
+    assert session.listed(parse_filter("near"), "position").tolist() == [0]
+    assert session.listed(parse_filter("far"), "position").tolist() == [2]
+    assert session.listed(Filter(), "queue").tolist()[-1] == 0  # near ties after all others
+
+
+def test_labels_of_quants_that_are_not_open_are_not_counted(tmp_path: Path) -> None:
+    session = open_review(tmp_path, ("q4", "q8"))
+    scan_all(session.index)
+    for k in (0, 1):
+        session.set_label(session.facts_of(Position(0, 13), k), "1", "hand")
+    session.count_anew()
+    assert session.labelled() == (2, 5)
+    session.close()
+    alone = open_review(tmp_path, ("q8",))
+    scan_all(alone.index)
+    alone.count_anew()
+    assert alone.labelled() == (1, 1)
+
+
+def test_a_recording_without_chunks_is_not_reviewed(tmp_path: Path) -> None:
+    path = write_kld(tmp_path / "none.kld", make_stream(0, 8, 4))
+    with pytest.raises(RecordingError, match=r"none\.kld: holds no chunks"):
+        Session.open(path, [("q", path)])
+
+
+def test_the_index_is_closed_though_labels_cannot_be_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = open_review(tmp_path)
+    closed: list[bool] = []
+    monkeypatch.setattr(session.index, "close", lambda: closed.append(True))
+    assert session.labels is not None
+
+    def refuse() -> None:
+        raise LabelFileError("no room")
+
+    monkeypatch.setattr(session.labels, "close", refuse)
+    with pytest.raises(LabelFileError):
+        session.close()
+    assert closed == [True]
