@@ -28,7 +28,6 @@ from kldtui.vocab import (
     find_vocabulary,
     from_server,
     load_vocabulary,
-    no_text,
     safe,
 )
 from tests.builders_vocab import (
@@ -185,7 +184,6 @@ def test_an_id_without_text_is_shown_by_its_number(id: int) -> None:
     assert vocab.piece(id) is None
     assert vocab.display(id).text == vocab.text([id]) == f"<id {id}>"
     assert [d.text for d in display_run(vocab, [0, id, 1])] == ["a", f"<id {id}>", "b"]
-    assert not vocab.is_control(id)
 
 
 def test_without_a_vocabulary_ids_are_shown_and_the_hint_says_how_to_get_text() -> None:
@@ -193,19 +191,6 @@ def test_without_a_vocabulary_ids_are_shown_and_the_hint_says_how_to_get_text() 
     assert not NONE
     assert "--tokenizer FILE" in NONE.hint
     assert NONE.source == "none"
-
-
-def test_text_learnt_later_replaces_the_number() -> None:
-    vocab = no_text()
-    assert vocab.display(5).text == "#5"
-    vocab.extend({5: b" five"}, "http://127.0.0.1:8080")
-    assert vocab.display(5).text == " five"
-    assert vocab.display(6).text == "#6"
-    assert (vocab.source, vocab.hint) == ("http://127.0.0.1:8080", "")
-    vocab.extend({5: b"other"}, "elsewhere")
-    assert (vocab.piece(5), vocab.source) == (b" five", "http://127.0.0.1:8080")
-    with pytest.raises(ValueError, match="no_text"):
-        NONE.extend({5: b" five"})
 
 
 # -- consecutive tokens --------------------------------------------------------------------------
@@ -296,7 +281,6 @@ def test_gguf_byte_level_pieces_and_token_types(tmp_path: Path) -> None:
         b"<unk>", b"<|im_end|>", b" of", b"\xe6\x97", b"\n", b"  ", None, b"<unused7>",
         "ĠĠ▁".encode(), None,
     ]  # fmt: skip
-    assert [id for id in range(10) if vocab.is_control(id)] == [0, 1]
     assert (vocab.n_vocab, vocab.bos_id, vocab.add_bos) == (9, 1, True)
     assert vocab.eog_ids == {1, 7}
     assert vocab.source == "a.gguf"
@@ -364,7 +348,6 @@ def test_byte_level_tokenizer_json(tmp_path: Path) -> None:
         b" of", b"\xe6\x97", b"\n", "<｜end▁of▁sentence｜>".encode(), b"   ", None, b"<tool_call>",
         None,
     ]  # fmt: skip
-    assert [id for id in range(8) if vocab.is_control(id)] == [3]
     assert vocab.eog_ids == {3}
     assert vocab.n_vocab == 7
 
@@ -480,7 +463,6 @@ def test_the_real_gguf_and_tokenizer_json_agree_on_every_id(real: Vocabulary) ->
     vocab = load_vocabulary(path)
     assert real.n_vocab == vocab.n_vocab == 49152
     assert [id for id in range(49152) if real.piece(id) != vocab.piece(id)] == []
-    assert [id for id in range(49152) if real.is_control(id) != vocab.is_control(id)] == []
     assert compare(real, vocab) == []
     assert (vocab.bos_id, vocab.add_bos) == (1, False)
     assert real.eog_ids == vocab.eog_ids >= {0, 2}

@@ -5,7 +5,6 @@ Must not know: any server, labels, files, or the screen.
 """
 
 from kldtui.branching.arms import (
-    FOUR,
     QQ,
     QR,
     RQ,
@@ -34,7 +33,6 @@ __all__ = [
     "COMPLETE",
     "DEFAULT_LENGTH",
     "DEFAULT_TOP_N",
-    "FOUR",
     "QQ",
     "QR",
     "RECORDED",

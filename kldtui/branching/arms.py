@@ -49,7 +49,6 @@ class Arm:
 
 
 RR, QQ, RQ, QR = Arm("ref", "ref"), Arm("quant", "quant"), Arm("ref", "quant"), Arm("quant", "ref")
-FOUR = (RR, QQ, RQ, QR)
 """The arms of a root, the three that are made by default first."""
 
 

@@ -9,12 +9,11 @@ from kldtui.labels.identity import ReviewIdentity, default_path, identity_of
 from kldtui.labels.reading import read_labels
 from kldtui.labels.record import Key, LabelRecord, summarise
 from kldtui.labels.store import Action, LabelStore
-from kldtui.labels.taxonomy import BY_ID, BY_KEY, CLEAR_KEY, TAXONOMY, LabelClass
+from kldtui.labels.taxonomy import BY_ID, BY_KEY, TAXONOMY, LabelClass
 
 __all__ = [
     "BY_ID",
     "BY_KEY",
-    "CLEAR_KEY",
     "TAXONOMY",
     "Action",
     "Key",

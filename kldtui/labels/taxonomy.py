@@ -74,4 +74,3 @@ TAXONOMY: tuple[LabelClass, ...] = (
 
 BY_ID: dict[str, LabelClass] = {entry.id: entry for entry in TAXONOMY}
 BY_KEY: dict[str, LabelClass] = {entry.key: entry for entry in TAXONOMY}
-CLEAR_KEY = "0"

@@ -47,10 +47,6 @@ class Plan:
     held: int
     streams: int
 
-    @property
-    def prefix_tokens(self) -> int:
-        return sum(job.prefix for _, job in self.jobs)
-
 
 @dataclass(frozen=True, slots=True)
 class Speeds:

@@ -1,7 +1,7 @@
 """What the review screen shows: it owns the cursor and the list, and hands them to its panes.
 
 Knows: which pane shows what of the session, and when to bring it up to date.
-Must not know: what the actions do (rewords.py), how panes draw, or any format.
+Must not know: what the actions do, how panes draw, or any format.
 """
 
 from __future__ import annotations

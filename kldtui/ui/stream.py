@@ -24,7 +24,7 @@ from kldtui.vocab import Display, display_run
 
 
 class StreamView(TokenPane):
-    """One chunk at a time; `cursor`, `quant`, `heat` and `revision` come from the screen."""
+    """One chunk at a time; `cursor`, `quant` and `heat` come from the screen."""
 
     cursor: reactive[Position] = reactive(Position(0, 0), init=False, repaint=False)
     quant: reactive[int] = reactive(0, init=False, repaint=False)

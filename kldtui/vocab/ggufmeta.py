@@ -213,7 +213,6 @@ def _vocabulary(source: str, found: dict[str, Any]) -> Vocabulary:
         table,
         source,
         n_vocab=len(tokens),
-        control=(id for id in table if types[id] in (_UNKNOWN, _CONTROL)),
         bos_id=_id(found.get(_PREFIX + "bos_token_id"), len(tokens)),
         add_bos=add_bos if isinstance(add_bos, bool) else None,
         eog_ids={id for end in ends if (id := _id(end, len(tokens))) is not None}

@@ -62,7 +62,6 @@ class Vocabulary:
         source: str,
         *,
         n_vocab: int | None = None,
-        control: Iterable[int] = (),
         bos_id: int | None = None,
         add_bos: bool | None = None,
         eog_ids: Iterable[int] = (),
@@ -70,7 +69,6 @@ class Vocabulary:
         unnamed: str = "<id {}>",
     ) -> None:
         self._pieces = dict(pieces)
-        self._control = frozenset(control)
         self._displays: dict[int, Display] = {}
         self._standing: dict[int, Display] = {}
         self._unnamed = unnamed
@@ -88,9 +86,6 @@ class Vocabulary:
     def piece(self, id: int) -> bytes | None:
         """The exact bytes of a token; None where it has no text here (padding, unknown)."""
         return self._pieces.get(id)
-
-    def is_control(self, id: int) -> bool:
-        return id in self._control
 
     def text(self, ids: Sequence[int]) -> str:
         """The bytes joined and decoded; bytes of no character as `<0xE6>`, unknown ids `<id 7>`.
@@ -129,21 +124,6 @@ class Vocabulary:
         if held is None and _is_text(self._pieces.get(id, b"")):
             held = self._standing[id] = self.display(id)
         return held
-
-    def extend(self, pieces: Mapping[int, bytes], source: str | None = None) -> None:
-        """Add pieces learnt later (a server gives them as they occur); known ones stay.
-
-        Where there was no text at all before, `source` becomes the source and the hint goes.
-        """
-        if self is NONE:
-            raise ValueError("NONE is shared: extend a vocabulary from no_text() instead")
-        if source is not None and pieces and not self._pieces:
-            self.source, self.hint = source, ""
-        for id, piece in pieces.items():
-            if id not in self._pieces:
-                self._pieces[id] = piece
-                self._displays.pop(id, None)
-                self._standing.pop(id, None)
 
     def ids(self) -> Collection[int]:
         """The ids that have text."""

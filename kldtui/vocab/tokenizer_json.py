@@ -61,13 +61,11 @@ def _vocabulary(path: Path, data: dict[str, Any], model: dict[str, Any]) -> Voca
     table: dict[int, bytes] = {}
     for spelling, id in _entries(model["vocab"]):
         table[id] = decode(spelling)
-    control: set[int] = set()
     ids: dict[str, int] = {}
     for token in data.get("added_tokens") or ():
         id, content = int(token["id"]), str(token["content"])
         ids[content] = id
         if token.get("special"):
-            control.add(id)
             table[id] = pieces.verbatim(content)
         else:
             table[id] = added_decode(content)
@@ -83,7 +81,6 @@ def _vocabulary(path: Path, data: dict[str, Any], model: dict[str, Any]) -> Voca
         table,
         path.name,
         n_vocab=max(table) + 1,
-        control=control,
         bos_id=bos_id,
         add_bos=add_bos,
         eog_ids=beside.eog_ids() | ends_by_text(ids),
