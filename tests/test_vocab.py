@@ -193,6 +193,14 @@ def test_without_a_vocabulary_ids_are_shown_and_the_hint_says_how_to_get_text() 
     assert NONE.source == "none"
 
 
+def test_lists_have_the_bytes_of_a_token_together() -> None:
+    vocab = vocabulary_of(b" \xe5\x88", b"\xe5\x88\xe5x", b"\xe5\x88\x97", b"AB><0xCD>")
+    assert [vocab.display(id).table for id in range(4)] == [
+        "␣<0xE5 88>", "<0xE5 88 E5>x", "列", "AB><0xCD>",
+    ]  # fmt: skip
+    assert all(d.table_width == cell_len(d.table) for d in map(vocab.display, range(4)))
+
+
 # -- consecutive tokens --------------------------------------------------------------------------
 
 

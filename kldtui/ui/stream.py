@@ -67,8 +67,10 @@ class StreamView(TokenPane):
         if session.quants:
             roots = int(is_root(session.index, self.quant, where).sum())
         last = session.ref.shape.n_chunk - 1
-        badge = {True: "greedy rollout", False: "text, not a rollout", None: ""}
-        self.head(f"chunk {self._chunk} of 0–{last} ─ {roots} roots", badge[session.rollout])
+        badge = {True: "greedy rollout", False: "text, not a rollout", None: ""}[session.rollout]
+        if not session.vocab:
+            badge = "ids only: --tokenizer FILE gives text"
+        self.head(f"chunk {self._chunk} of 0–{last} ─ {roots} roots", badge)
 
     def _cells(self, chunk: int, length: int) -> Cells:
         """Marks and styles from the chunk's columns; what is not scored is context, dimmed."""

@@ -6,6 +6,7 @@ Must not know: where the table came from (sources.py), Textual.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,6 +19,7 @@ HOW_TO_GET_TEXT = (
 )
 
 _DISPLAYS_KEPT = 1 << 17
+_BETWEEN_BYTES = re.compile("(?<=<0x[0-9A-F]{2})><0x(?=[0-9A-F]{2}>)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,8 @@ class Display:
 
     text: for the stream, spaces as they are; width cells wide (at least 1).
     newline: whether the token holds a line feed (shown as ⏎): a place to break the line after.
-    table: for lists, every space as ␣, so that "foo" and " foo" differ; table_width cells wide.
+    table: for lists, every space as ␣, so that "foo" and " foo" differ, and bytes of no character
+    together, as `<0xE5 88>`; table_width cells wide.
     """
 
     text: str
@@ -38,7 +41,8 @@ class Display:
 
 def _make_display(data: bytes) -> Display:
     text, width = show_bytes(data)
-    return Display(text, width, b"\n" in data, text.replace(" ", SPACE), width)
+    table, joined = _BETWEEN_BYTES.subn(" ", text.replace(" ", SPACE))
+    return Display(text, width, b"\n" in data, table, width - 3 * joined)
 
 
 def _name(text: str) -> Display:
