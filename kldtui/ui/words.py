@@ -126,7 +126,7 @@ def _cut_parts(recordings: Sequence[Recording]) -> list[Part]:
             words = f"{name}: {held:,} of {recording.records_expected:,} records"
             out.append((words, marks.WARN))
         elif recording.problems:
-            out.append((f"{name} has problems, see ?", marks.WARN))
+            out.append((f"{name} has a note, see ?", marks.WARN))
     return out
 
 
@@ -259,9 +259,10 @@ def help_facts(session: Session, top_n: int) -> list[str]:
     """What the help says of this review: files, vocabulary, thresholds, engines."""
     lines = [f"reference {safe(str(session.ref.path))}"]
     for quant, notes in zip(session.quants, session.index.notes, strict=False):
-        lines.append(
-            f"quant {safe(quant.name)}: {safe(str(quant.recording.path))} {'; '.join(notes)}"
-        )
+        lines.append(f"quant {safe(quant.name)}: {safe(str(quant.recording.path))}")
+        lines += [safe(note) for note in notes if safe(note) not in lines]  # of ref only once
+    if not session.quants:
+        lines += [safe(problem) for problem in session.ref.problems]
     lines.append(f"text from {safe(session.vocab.source)}. {session.vocab.hint}")
     near = session.thresholds
     source = near.near_tie_source
@@ -275,8 +276,6 @@ def help_facts(session: Session, top_n: int) -> list[str]:
     if session.labels is not None:
         lines.append(f"labels in {safe(str(session.labels.path))}")
         lines += [safe(warning) for warning in session.labels.warnings]
-    for recording in (session.ref, *(quant.recording for quant in session.quants)):
-        lines += [f"{safe(recording.path.name)}: {problem}" for problem in recording.problems]
     for slot in session.slots.values():
         lines += engine_lines(slot, top_n)
     lines += [safe(warning) for warning in session.shelf.warnings]

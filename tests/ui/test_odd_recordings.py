@@ -12,9 +12,10 @@ import pytest
 from kldtui.position import Position
 from kldtui.review import figures
 from kldtui.review.session import Session
-from tests.builders import Stream, write_kld
+from kldtui.ui.words import help_facts
+from tests.builders import Stream, cut, write_kld
 from tests.builders_run import CHUNK, HEADER, raw_run
-from tests.ui.review import N_VOCAB, logits_for, open_review, running, stream
+from tests.ui.review import N_VOCAB, logits_for, open_review, running, stream, write_pair
 
 
 @pytest.mark.parametrize("odd", [N_VOCAB, N_VOCAB + 70_000, -3])
@@ -70,3 +71,12 @@ async def test_after_a_list_that_failed_the_next_one_is_made(
         await driver.press("s")
         await driver.until(lambda: not review.list_busy)
         assert review.rows.size == 4
+
+
+def test_the_help_says_once_what_is_wrong_with_each_file(tmp_path: Path) -> None:
+    ref, *_ = write_pair(tmp_path)
+    cut(ref, ref.stat().st_size - 100)
+    session = open_review(tmp_path, ("q4", "q8"))
+    lines = help_facts(session, 10)
+    assert len([line for line in lines if line.startswith("ref.kld:")]) == 1
+    assert len(lines) == len(set(lines))
