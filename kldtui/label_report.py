@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,20 @@ def summary(records: Sequence[LabelRecord]) -> list[dict[str, Any]]:
     return out
 
 
+_MARKS = re.compile(r"[\\`*<>\[\]|#~]|(?<!\w)_|_(?!\w)")
+
+
 def _cell(text: str) -> str:
-    return safe(text).replace("|", "\\|").replace("`", "'")
+    """Text in a table of Markdown: none of it is markup."""
+    return _MARKS.sub(r"\\\g<0>", safe(text))
+
+
+def _code(text: str) -> str:
+    """A token's text, quoted, as code: between more backticks than it has in a row itself."""
+    shown = safe(repr(text)).replace("|", "\\|")
+    longest = max((len(run) for run in re.findall("`+", shown)), default=0)
+    fence = "`" * (longest + 1)
+    return f"{fence}{shown}{fence}"
 
 
 def markdown(records: Sequence[LabelRecord], title: str) -> str:
@@ -66,8 +79,8 @@ def markdown(records: Sequence[LabelRecord], title: str) -> str:
 
 def _row(record: LabelRecord) -> str:
     evidence = record.evidence
-    ref = _cell(repr(str(evidence.get("ref_text", ""))))
-    quant = _cell(repr(str(evidence.get("quant_text", ""))))
+    ref = _code(str(evidence.get("ref_text", "")))
+    quant = _code(str(evidence.get("quant_text", "")))
     figures = [
         f"{value:.3f}" if isinstance(value := evidence.get(name), float) else "–"
         for name in ("cost", "kld")

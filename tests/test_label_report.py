@@ -51,6 +51,17 @@ def test_the_report_has_a_row_a_label_and_text_stays_in_its_cell(labelled: Path)
     assert CliRunner().invoke(cli, ["labels", str(labelled)]).output.strip() == text.strip()
 
 
+def test_tokens_and_notes_are_never_markup_in_the_report(labelled: Path) -> None:
+    data = json.loads(labelled.read_text())
+    data["checksum"] = None
+    data["labels"][0]["evidence"] |= {"ref_text": "```", "quant_text": " `a|b\x1b"}
+    data["labels"][0]["note"] = "*no* <b>bold</b> q5_0 _x_ `c`"
+    labelled.write_text(json.dumps(data))
+    text = CliRunner().invoke(cli, ["labels", str(labelled)]).output
+    assert "| ````'```'```` → ``' `a\\|b\\x1b'`` |" in text
+    assert r"\*no\* \<b\>bold\</b\> q5_0 \_x\_ \`c\`" in text
+
+
 def test_what_is_no_label_file_is_one_line_and_exit_2(tmp_path: Path) -> None:
     other = tmp_path / "x.json"
     other.write_text("{}")
