@@ -208,7 +208,7 @@ async def test_a_prefix_whose_text_gives_other_ids_is_refused_and_never_sent() -
         with pytest.raises(InexactPrefix):
             await engine.next_top(prefix, 5)
     assert (caught.value.at, caught.value.nearest) == (len(PREFIX), len(PREFIX))
-    for part in (f"from t{len(PREFIX)} (<0xE7><0xBE>) on", f"ends before t{len(PREFIX)}"):
+    for part in (f"from t{len(PREFIX)} (<0xE7 BE>) on", f"ends before t{len(PREFIX)}"):
         assert part in str(caught.value)
     for part in ("--quant-model", "kldtui[mlx]"):
         assert part in str(caught.value)
