@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kldtui.engines.base import Capabilities
+from kldtui.position import Position
+from kldtui.review.session import Session
 from kldtui.review.slots import EngineSlot, compare_dictionaries, one_server_each
+from kldtui.verify import VerifyResult
 from tests.builders_engines import ScriptedEngine, info
+from tests.builders_run import CHUNK, HEADER, raw_run
 
 WORDS = {id: b" w%d" % id for id in range(100)}
 
@@ -108,3 +114,18 @@ async def test_engines_that_say_nothing_are_said_to() -> None:
     lines = await compare_dictionaries(slot(words={}), slot("q4", n_vocab=99))
     assert "the ref engine does not say what its tokens are spelled" in lines
     assert "they have 100 and 99 tokens" in lines
+
+
+@pytest.mark.parametrize(("found", "first"), [(None, 2), (True, 2), (False, CHUNK["tokens"][0])])
+def test_the_bos_rule_that_the_answers_show_goes_before_what_the_recording_states(
+    tmp_path: Path, found: bool | None, first: int
+) -> None:
+    position = {"chunk": 0, "t": 3, "token": 10, "logp": -1.5, "top": [[4, -0.5], [10, -1.5]]}
+    header = {**HEADER, "bos": {"rule": "replaces_first", "id": 2}}
+    path = raw_run(tmp_path / "ref", [header, CHUNK, position])
+    session = Session.open(path, [("q", path)])
+    engine = slot()
+    if found is not None:
+        engine.verified = VerifyResult("bos", 0.0, None, 1, "", add_bos=found)
+        engine.info = info(bos_id=2, add_bos=not found)
+    assert session.prefix(Position(0, 3), engine) == [first, *CHUNK["tokens"][1:3]]
