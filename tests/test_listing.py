@@ -75,6 +75,8 @@ def test_near_and_far_part_the_roots(tmp_path: Path) -> None:
     assert session.listed(parse_filter("near"), "position").tolist() == [0]
     assert session.listed(parse_filter("far"), "position").tolist() == [2]
     assert session.listed(Filter(), "queue").tolist()[-1] == 0  # near ties after all others
+    evidence = [session.evidence(session.facts(i, 0))["near_tie"] for i in range(3)]
+    assert evidence == [True, False, False]
 
 
 def test_labels_of_quants_that_are_not_open_are_not_counted(tmp_path: Path) -> None:
