@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from textual.screen import Screen
 from textual.worker import Worker
@@ -41,7 +41,15 @@ SLICE_SECONDS = 0.002
 _STILL_GOOD = (ContextExceeded, EngineRefused, InexactPrefix, UnusableEngine)
 """Errors after which the server can be asked again as it is."""
 
-Job = tuple[EngineSlot, Branch]
+
+class Wanted(NamedTuple):
+    """A branch that is generated, by `n` tokens more."""
+
+    branch: Branch
+    n: int
+
+
+Job = tuple[EngineSlot, Wanted]
 
 
 class Desk:
@@ -268,7 +276,8 @@ class Desk:
     # ── branching ────────────────────────────────────────────────────────────────────────────
 
     def branch(self, place: Place, arms: Sequence[Arm], *, anew: bool = False) -> None:
-        """Make these arms' branches at a place, but those that are there and were not stopped.
+        """Make these arms' branches at a place, but those that are there; those that were stopped
+        go on. Only `anew` throws away what came.
 
         What runs at the same root goes on, and these follow; what runs at another one is stopped.
         """
@@ -276,13 +285,16 @@ class Desk:
         if self.busy and self._root == root and not anew:
             self._next.append((place, arms))
             return
-        self._root, self._next = root, []
-        self._worker = self._start(self._branches(place, arms, anew), "branch")
+        self._begin(place, self._branch(place, arms, anew))
 
     def longer(self, place: Place, arms: Sequence[Arm]) -> None:
         """Continue these arms' branches by as many tokens again."""
-        self._root = None
-        self._worker = self._start(self._longer(place, arms), "branch")
+        self._begin(place, self._longer(place, arms))
+
+    def _begin(self, place: Place, work: Coroutine[Any, Any, None]) -> None:
+        """Do this at a root, and then what else is asked for there meanwhile."""
+        self._root, self._next = (place.position, place.quant), []
+        self._worker = self._start(self._and_next(work), "branch")
 
     def cancel(self) -> bool:
         """Stop what runs; false if nothing did. What arrived is kept."""
@@ -297,36 +309,40 @@ class Desk:
         if self._root == (facts.position, facts.quant):
             self.cancel()
 
-    async def _branches(self, place: Place, arms: Sequence[Arm], anew: bool) -> None:
-        await self._branch(place, arms, anew)
+    async def _and_next(self, work: Coroutine[Any, Any, None]) -> None:
+        await work
         while self._next:
             await self._branch(*self._next.pop(0), False)
 
     async def _branch(self, place: Place, arms: Sequence[Arm], anew: bool) -> None:
         session = self._session
         held = session.recall(place.position, place.quant)
-        wanted: list[tuple[EngineSlot, Arm]] = []
+        wanted: list[tuple[EngineSlot, Arm, Branch | None]] = []
         for arm in arms:
-            old = held.get(place.key(arm))
+            old = None if anew else held.get(place.key(arm))
             slot = session.slot_for(arm.engine, place.quant)
-            if slot is None or (old is not None and old.made and not anew):
+            if slot is None or (old is not None and (old.made or len(old.ids) >= self.length)):
                 continue
-            lent = None if anew else session.borrow(place, arm)
-            if lent is None:
-                wanted.append((slot, arm))
+            if old is not None and old.ids:
+                wanted.append((slot, arm, old))
+            elif anew or session.borrow(place, arm) is None:
+                wanted.append((slot, arm, None))
         if not wanted:
             if not any(place.key(arm) in held for arm in arms):
                 self._say("no server: press c to connect one", "warning")
             self._screen.post_message(EnginesChanged())
             return
-        slots = {slot.role: slot for slot, _ in wanted}.values()
+        slots = {slot.role: slot for slot, _, _ in wanted}.values()
         fit = await asyncio.gather(*(self._fit(slot, place) for slot in slots))
         usable = {slot.role for slot, good in zip(slots, fit, strict=True) if good}
         if len(usable) > 1:
             await self._compare(place.quant)
         jobs: list[Job] = []
-        for slot, arm in wanted:
+        for slot, arm, old in wanted:
             if slot.role not in usable:
+                continue
+            if old is not None:
+                jobs.append((slot, Wanted(old, self.length - len(old.ids))))
                 continue
             try:
                 branch = session.new_branch(place, arm, slot)
@@ -335,7 +351,7 @@ class Desk:
                 continue
             session.shelf.drop(place.position, branch.quant, branch.key)
             session.remember(branch)
-            jobs.append((slot, branch))
+            jobs.append((slot, Wanted(branch, self.length)))
         await self._run(place, jobs)
 
     async def _longer(self, place: Place, arms: Sequence[Arm]) -> None:
@@ -350,7 +366,7 @@ class Desk:
             if is_recorded(branch):
                 grown += self._session.lengthen(branch)
             elif slot is not None and await self._fit(slot, place):
-                jobs.append((slot, branch))
+                jobs.append((slot, Wanted(branch, self.length)))
         if not jobs and not grown:
             self._say(
                 "nothing to continue here: the branches or the chunk ended, or no server is there"
@@ -360,7 +376,7 @@ class Desk:
     async def _run(self, place: Place, jobs: Sequence[Job]) -> None:
         """Both engines at once; the arms of one server after each other."""
         changed = self._flusher(place)
-        self._queued |= {branch.id for _, branch in jobs}
+        self._queued |= {job.branch.id for _, job in jobs}
         beat = asyncio.ensure_future(self._beat(changed))
         try:
             await asyncio.gather(
@@ -368,7 +384,7 @@ class Desk:
             )
         finally:
             beat.cancel()
-            for _, branch in jobs:
+            for _, (branch, _) in jobs:
                 self._queued.discard(branch.id)
                 if branch.stop is None:
                     branch.end("cancelled")
@@ -395,11 +411,11 @@ class Desk:
         return changed
 
     async def _one_server(self, jobs: Sequence[Job], changed: Callable[[bool], None]) -> None:
-        for slot, branch in jobs:
+        for slot, (branch, n) in jobs:
             self._queued.discard(branch.id)
             self._begun[branch.id] = time.monotonic()
             try:
-                await self._one(slot, branch, changed)
+                await self._one(slot, branch, n, changed)
             except EngineError as error:
                 self._say(f"{branch.arm.code}: {error}{_offer(branch, error)}", "error")
                 self._broke(slot, error)
@@ -407,10 +423,12 @@ class Desk:
                 self._begun.pop(branch.id, None)
             changed(True)
 
-    async def _one(self, slot: EngineSlot, branch: Branch, changed: Callable[[bool], None]) -> None:
+    async def _one(
+        self, slot: EngineSlot, branch: Branch, n: int, changed: Callable[[bool], None]
+    ) -> None:
         before = self._session.text_before(branch)
         top_n = slot.top_n(self.top_n)
-        run = run_branch(slot.engine, branch, self.length, top_n, before=before)
+        run = run_branch(slot.engine, branch, n, top_n, before=before)
         async with contextlib.aclosing(run) as items:
             turn = time.monotonic()
             async for _ in items:

@@ -1,0 +1,74 @@
+"""While a root is judged: nothing that was generated is lost, and what decides is on screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from kldtui.config import Config
+from kldtui.position import Position
+from tests.ui.review import add_engines, open_review, running
+
+HERE = Position(0, 10)
+
+
+class Slow:
+    """A script that goes on where its prefix ends: the first part quickly, the rest slowly."""
+
+    def __init__(self, root: int, quick: int) -> None:
+        self.root, self.quick = root, quick
+        self.asked: list[int] = []
+
+    def __call__(self, prefix: Sequence[int]) -> Iterator[int | float]:
+        done = len(prefix) - self.root - 1
+        self.asked.append(done)
+        for k in range(done, 40):
+            if k >= self.quick:
+                yield 0.2
+            yield (k * 5 + k // 7) % 14
+
+
+@pytest.mark.parametrize("key", ["w", "b"])
+async def test_what_is_asked_for_while_a_branch_grows_follows_it(tmp_path: Path, key: str) -> None:
+    session = open_review(tmp_path)
+    ref, quant = Slow(HERE.t, 8), Slow(HERE.t, 8)
+    add_engines(session, ref, quant)
+    async with running(session, (120, 40), Config(branch_tokens=8)) as driver:
+        await driver.press("b", "w")
+        await driver.until(lambda: not driver.review.desk.busy)
+        before = {code: b.ids for code, b in session.recall(HERE, 0).items()}
+        assert {code: len(ids) for code, ids in before.items()} == dict.fromkeys(before, 8)
+        ref.asked.clear()
+        quant.asked.clear()
+        await driver.press("+")
+        await driver.until(lambda: len(session.recall(HERE, 0)["R·r"].ids) > 8)
+        await driver.press(key)
+        await driver.until(lambda: not driver.review.desk.busy, 20)
+        now = {code: b.ids for code, b in session.recall(HERE, 0).items()}
+        assert len(now["R·r"]) == len(now["Q·r"]) == 16
+        assert all(now[code][:8] == ids for code, ids in before.items())
+        assert (ref.asked, quant.asked) == ([8], [8])
+
+
+async def test_b_goes_on_with_what_was_stopped_and_only_B_begins_anew(tmp_path: Path) -> None:
+    session = open_review(tmp_path)
+    ref = Slow(HERE.t, 3)
+    add_engines(session, ref, lambda p: [4])
+    async with running(session, (120, 40), Config(branch_tokens=6)) as driver:
+        await driver.press("b")
+        await driver.until(lambda: "R·r" in session.recall(HERE, 0))
+        await driver.until(lambda: len(session.recall(HERE, 0)["R·r"].ids) == 4)
+        await driver.press("escape")
+        await driver.until(lambda: not driver.review.desk.busy)
+        held = session.recall(HERE, 0)["R·r"].ids
+        await driver.press("b")
+        await driver.until(lambda: not driver.review.desk.busy)
+        branch = session.recall(HERE, 0)["R·r"]
+        assert len(branch.ids) == 6
+        assert branch.ids[: len(held)] == held
+        assert branch.continued_at == [len(held)]
+        await driver.press("B")
+        await driver.until(lambda: not driver.review.desk.busy)
+        assert session.recall(HERE, 0)["R·r"].id != branch.id
