@@ -53,6 +53,8 @@ class ReviewScreen(BranchActions):
             row = focused.after(where)
             if row is not None:
                 self.choose(row)
+        elif self.judging and not self.is_shown("stream"):
+            self.query_one("#left").focus()  # a cursor that is nowhere to be seen is not moved
         else:
             position = self.query_one(StreamView).after(where)
             if position is not None:
@@ -203,7 +205,7 @@ class ReviewScreen(BranchActions):
         if self.has_class("zoomed"):
             self.action_zoom()
         beside = () if self.judging else ("roots", "stream", "detail")
-        names = [n for n in PANES if n in beside or self.query_one(f"#{n}").region.area > 0]
+        names = [n for n in PANES if n in beside or self.is_shown(n)]
         here = self.focused.id if self.focused is not None else None
         at = names.index(here) if here in names else 0
         name = names[(at + step) % len(names)]

@@ -343,10 +343,15 @@ class ReviewView(SearchScreen):
         self.refresh_list()
         self.refresh_all()
 
+    def is_shown(self, pane: str) -> bool:
+        """Whether a pane has room on screen."""
+        return self.query_one(f"#{pane}").region.area > 0
+
     def action_zoom(self) -> None:
         focused = self.focused
-        shown = focused is not None and focused.id in PANES and focused.region.area > 0
-        name = focused.id if focused is not None and shown else "stream"
+        first = focused.id if focused is not None and focused.id in PANES else "stream"
+        shown = (name for name in (first, "stream", *PANES) if self.is_shown(str(name)))
+        name = next(shown, "stream")
         zoomed = self.has_class("zoomed")
         for pane in PANES:
             self.set_class(not zoomed and pane == name, f"zoom-{pane}")
