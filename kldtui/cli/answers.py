@@ -6,12 +6,12 @@ Must not know: sample files, or how any figure is computed.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 from kldtui.answers import Comparison, Report, compare_answers
+from kldtui.cli.printing import print_json
 from kldtui.proportions import Share
 from kldtui.vocab.glyphs import safe
 
@@ -32,8 +32,7 @@ def answers(base: Path, quant: Path, metric: str | None, listed: bool, as_json: 
     """
     report = compare_answers(base, quant, metric)
     if as_json:
-        found = report.to_json(with_changes=listed)
-        click.echo(json.dumps(found, ensure_ascii=False, allow_nan=False, indent=2))
+        print_json(report.to_json(with_changes=listed))
         return
     for line in _lines(report, base, quant, listed):
         click.echo(safe(line))

@@ -11,7 +11,6 @@ import codecs
 import contextlib
 import itertools
 import json
-import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -29,6 +28,7 @@ from kldtui.branching import (
 )
 from kldtui.cli.batching import Batch, Roots, chosen_roots, parse_arms, scan
 from kldtui.cli.engines import Preparation, add_engines, quant_engine_options, ref_engine_options
+from kldtui.cli.printing import print_json
 from kldtui.engines import Token
 from kldtui.errors import EngineError, KldtuiError
 from kldtui.facts import RootFacts
@@ -213,9 +213,7 @@ class _Job:
                 groups = one_server_each(jobs)
                 filled = await asyncio.gather(*(self._fill(group) for group in groups))
                 errors = [error for group in filled for error in group]
-                ascii_only = sys.stdout.isatty()  # JSON leaves C1 and bidi controls as they are
-                data = self._to_json(branches, slots)
-                click.echo(json.dumps(data, ensure_ascii=ascii_only, allow_nan=False))
+                print_json(self._to_json(branches, slots), indent=None)
             else:
                 self._head()
                 errors = [await self._print(each, slot) for slot, each in jobs]

@@ -6,11 +6,11 @@ Must not know: recordings, engines, the screen.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
+from kldtui.cli.printing import print_json
 from kldtui.label_report import markdown, summary
 from kldtui.labels import read_labels
 
@@ -22,6 +22,6 @@ def labels(file: Path, as_json: bool) -> None:
     """Summarise a label FILE: how many roots of each quant got which class."""
     records = read_labels(file)
     if as_json:
-        click.echo(json.dumps(summary(records), ensure_ascii=False))
+        print_json(summary(records))
     else:
         click.echo(markdown(records, file.name))

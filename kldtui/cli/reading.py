@@ -6,9 +6,7 @@ Must not know: Textual, engines, labels, or how any number is computed.
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from kldtui.cli.printing import print_json
 from kldtui.cli.progress import scan_here
 from kldtui.cli.values import NATS
 from kldtui.config import load_config
@@ -91,7 +90,7 @@ def stats(
         ]
     if as_json:
         beside = null.to_json() if null else None
-        _print_json([{"quant": name} | each.to_json() | {"floor": beside} for name, each in found])
+        print_json([{"quant": name} | each.to_json() | {"floor": beside} for name, each in found])
         return
     for i, (name, each) in enumerate(found):
         if i:
@@ -145,7 +144,7 @@ def flips(
         )
         rows = flip_rows(pair.index, pair.names, pair.stream_id, query, thresholds, vocab)
     if as_json:
-        _print_json([row.to_json() for row in rows])
+        print_json([row.to_json() for row in rows])
         return
     for line in format_flips(rows, vocab):
         click.echo(line)
@@ -160,7 +159,7 @@ def inspect(file: Path, as_json: bool) -> None:
     """Say what a recording holds and what is wrong with it."""
     found = describe(file).to_json()
     if as_json:
-        _print_json(found)
+        print_json(found)
         return
     for name, value in found.items():
         if name != "problems":
@@ -242,8 +241,3 @@ def _absent(path: Path, quants: tuple[str, ...], floor: Path | None) -> _Pair:
     file = ScanFile.open(path)
     index, recordings = file.index(keeper())
     return _Pair(index, recordings, file.names, file.floor)
-
-
-def _print_json(value: Any) -> None:
-    ascii_only = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
-    click.echo(json.dumps(value, ensure_ascii=ascii_only, allow_nan=False, indent=2))
