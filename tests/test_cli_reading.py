@@ -169,6 +169,10 @@ def test_ties_and_moved_positions_are_lists_of_their_own(tmp_path: Path) -> None
         assert [row["t"] for row in rows] == ts
         assert kind in ("", rows[0]["kind"])
     assert run(*args, "--ties", "--moved").exit_code == 2
+    for option in ("--ties", "--moved"):
+        result = run(*args, option, "--min-cost", "3")
+        assert result.exit_code == 2
+        assert "--min-cost is for the roots" in result.stderr
 
 
 def test_a_floored_quant_token_makes_the_cost_a_bound(tmp_path: Path) -> None:
@@ -374,7 +378,7 @@ def test_a_wrong_usage_is_one_line(words: list[str]) -> None:
     result = run(*words)
     assert result.exit_code == 2
     assert len(result.stderr.strip().splitlines()) == 1
-    assert "--help" in result.stderr
+    assert re.search(r"[.?] See kldtui.* --help$", result.stderr.strip())
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

@@ -12,15 +12,14 @@ import click
 
 from kldtui.answers import Comparison, Report, compare_answers
 from kldtui.cli.printing import print_json
+from kldtui.cli.values import FILE
 from kldtui.proportions import Share
 from kldtui.vocab.glyphs import safe
 
-_PLACE = click.Path(path_type=Path)
-
 
 @click.command()
-@click.argument("base", type=_PLACE)
-@click.argument("quant", type=_PLACE)
+@click.argument("base", type=FILE)
+@click.argument("quant", type=FILE)
 @click.option("--metric", metavar="NAME", help="Only this metric (acc, acc_norm, exact_match, …).")
 @click.option("--list", "listed", is_flag=True, help="Also list the documents that changed.")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of text (docs/json.md).")

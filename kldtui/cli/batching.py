@@ -49,7 +49,7 @@ class Roots(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         words = str(value)
         counts = words.isdecimal() and int(words) > 0
-        if not (words == "all" or counts or Path(words).exists()):
+        if not (words == "all" or counts or (words and Path(words).exists())):
             self.fail(
                 f"{words!r} is neither `all`, a number from 1 up nor a file of positions that is "
                 "there.",

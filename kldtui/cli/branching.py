@@ -29,6 +29,7 @@ from kldtui.branching import (
 from kldtui.cli.batching import Batch, Roots, chosen_roots, parse_arms, scan
 from kldtui.cli.engines import Preparation, add_engines, quant_engine_options, ref_engine_options
 from kldtui.cli.printing import print_json
+from kldtui.cli.values import FILE, SOURCE
 from kldtui.engines import Token
 from kldtui.errors import EngineError, KldtuiError
 from kldtui.facts import RootFacts
@@ -44,9 +45,14 @@ _CONTEXT_SHOWN = 160
 
 
 @click.command()
-@click.argument("ref", type=click.Path(path_type=Path))
+@click.argument("ref", type=FILE)
 @click.option(
-    "--quant", "quant_spec", required=True, metavar="[NAME=]FILE", help="The quant's recording."
+    "--quant",
+    "quant_spec",
+    required=True,
+    type=SOURCE,
+    metavar="[NAME=]FILE",
+    help="The quant's recording.",
 )
 @click.option("--root", metavar="c3:t97", help="Where to branch.")
 @click.option(
@@ -89,14 +95,14 @@ _CONTEXT_SHOWN = 160
     "-o",
     "--output",
     "out",
-    type=click.Path(path_type=Path),
+    type=FILE,
     metavar="FILE",
     help="Add the branches to this file, for kldtui --branches FILE; what it has stays.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask before making the branches of --roots.")
 @click.option(
     "--tokenizer",
-    type=click.Path(path_type=Path),
+    type=FILE,
     metavar="FILE",
     help="tokenizer.json, a GGUF file, or a folder that holds either.",
 )

@@ -19,6 +19,8 @@ from kldtui.cli.batching import scan
 from kldtui.cli.engines import Preparation, add_engines, ref_engine_options, tell
 from kldtui.cli.printing import print_json
 from kldtui.cli.progress import duration
+from kldtui.cli.values import FILE as _FILE
+from kldtui.cli.values import SOURCE
 from kldtui.errors import KldtuiError
 from kldtui.floor import (
     WORDS,
@@ -41,7 +43,6 @@ from kldtui.sampling import sample
 from kldtui.vocab.glyphs import safe
 
 AGAINST = "the other engine"
-_FILE = click.Path(path_type=Path)
 _TOLD_SECONDS = 15.0
 _TOP_N = 20
 
@@ -51,6 +52,7 @@ _TOP_N = 20
 @ref_engine_options
 @click.option(
     "--against",
+    type=SOURCE,
     metavar="URL|FILE",
     help="The same model in another engine: a server, a GGUF file, or an MLX folder.",
 )
@@ -58,6 +60,7 @@ _TOP_N = 20
     "--quant",
     "quants",
     multiple=True,
+    type=SOURCE,
     metavar="[NAME=]FILE",
     help="At roots of this quant; may be given several times. Without, at any scored position.",
 )

@@ -11,12 +11,13 @@ from pathlib import Path
 import click
 
 from kldtui.cli.printing import print_json
+from kldtui.cli.values import FILE
 from kldtui.label_report import markdown, summary
 from kldtui.labels import read_labels
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=FILE)
 @click.option("--json", "as_json", is_flag=True, help="A list, one object a quant (docs/json.md).")
 def labels(file: Path, as_json: bool) -> None:
     """Summarise a label FILE: how many roots of each quant got which class."""

@@ -16,7 +16,7 @@ import click
 
 from kldtui.cli.printing import print_json
 from kldtui.cli.progress import scan_here
-from kldtui.cli.values import NATS
+from kldtui.cli.values import FILE, NATS, SOURCE
 from kldtui.config import load_config
 from kldtui.errors import KldtuiError
 from kldtui.index import Index, keeper
@@ -30,8 +30,6 @@ from kldtui.vocab.glyphs import safe
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_FILE = click.Path(path_type=Path)
-
 
 def _pair_options(command: Command) -> Command:
     """REF, --quant and what decides on near ties."""
@@ -41,7 +39,7 @@ def _pair_options(command: Command) -> Command:
         ),
         click.option(
             "--tokenizer",
-            type=_FILE,
+            type=FILE,
             metavar="FILE",
             help="tokenizer.json, a GGUF file, or a folder with either (default: beside REF).",
         ),
@@ -53,7 +51,7 @@ def _pair_options(command: Command) -> Command:
         ),
         click.option(
             "--floor",
-            type=_FILE,
+            type=FILE,
             metavar="FILE",
             help="The reference's own model recorded again with another micro-batch (-ub).",
         ),
@@ -61,10 +59,11 @@ def _pair_options(command: Command) -> Command:
             "--quant",
             "quants",
             multiple=True,
+            type=SOURCE,
             metavar="[NAME=]FILE",
             help="A quant's recording (.kld, run, a server's answers); may be given several times.",
         ),
-        click.argument("ref", type=_FILE),
+        click.argument("ref", type=FILE),
     ):
         command = decorate(command)
     return command
@@ -130,6 +129,8 @@ def flips(
     """List the flip roots: where a quant's argmax is not the reference's."""
     if moved and ties:
         raise click.UsageError("--moved and --ties are two lists; ask for one")
+    if min_cost and (moved or ties):
+        raise click.UsageError("--min-cost is for the roots, not for --moved or --ties")
     with _opened(ref, quants, floor, tokenizer) as pair:
         last = pair.recordings[0].shape.n_chunk - 1
         if chunk is not None and chunk > last:
@@ -153,7 +154,7 @@ def flips(
 
 
 @click.command()
-@click.argument("file", type=_FILE)
+@click.argument("file", type=FILE)
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of text (docs/json.md).")
 def inspect(file: Path, as_json: bool) -> None:
     """Say what a recording holds and what is wrong with it."""
@@ -211,7 +212,7 @@ def _opened(
         return find_vocabulary(opened[:1], tokenizer)
 
     try:
-        if is_scan_file(ref):
+        if ref.is_file() and is_scan_file(ref):
             yield _absent(ref, quants, floor)
             return
         if not quants:

@@ -18,6 +18,7 @@ import click
 
 from kldtui.cli.lazy import LazyGroup
 from kldtui.cli.progress import duration
+from kldtui.cli.values import FILE, SOURCE
 from kldtui.convert import Conversion, Full, Progress, Wanted
 from kldtui.recordings import Recording, open_quant, open_recording
 from kldtui.recordings.kld_stream import STDIN, KldStream, is_stream
@@ -44,7 +45,6 @@ SUBCOMMANDS = {
 }
 """name -> (module:attribute, one line of help)"""
 
-_FILE = click.Path(path_type=Path)
 _QUIET_SECONDS = 1.0
 
 
@@ -92,13 +92,13 @@ class _Fulls(click.ParamType):  # type: ignore[type-arg]
 
 
 @click.command()
-@click.argument("source", metavar="IN")
+@click.argument("source", type=SOURCE, metavar="IN")
 @click.option(
-    "-o", "out", type=_FILE, required=True, metavar="OUT", help="The run; it is gone on with."
+    "-o", "out", type=FILE, required=True, metavar="OUT", help="The run; it is gone on with."
 )
 @click.option(
     "--against",
-    type=_FILE,
+    type=FILE,
     metavar="REF",
     help="The reference: exact KLD and the ref token's log p are kept at each position.",
 )
@@ -119,7 +119,7 @@ class _Fulls(click.ParamType):  # type: ignore[type-arg]
 @click.option("--chunks", type=ChunkRange(), metavar="A-B", help="Only these chunks, both in.")
 @click.option(
     "--tokenizer",
-    type=_FILE,
+    type=FILE,
     metavar="FILE",
     help="tokenizer.json, a GGUF file, or a folder with either (default: beside IN or REF).",
 )

@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 from kldtui.cli.engines import add_engines, quant_engine_options, ref_engine_options
-from kldtui.cli.values import NATS
+from kldtui.cli.values import FILE, NATS, SOURCE
 from kldtui.config import Config, load_config
 from kldtui.demo import Demo
 from kldtui.errors import KldtuiError
@@ -29,23 +29,24 @@ _LARGE_BYTES = 2 << 20
 
 
 @click.command("open")
-@click.argument("ref", type=click.Path(path_type=Path))
+@click.argument("ref", type=FILE)
 @click.option(
     "--quant",
     "quants",
     multiple=True,
+    type=SOURCE,
     metavar="[NAME=]FILE",
     help="A quant's recording; may be given several times.",
 )
 @click.option(
     "--floor",
-    type=click.Path(path_type=Path),
+    type=FILE,
     metavar="FILE",
     help="The reference recorded again with another micro-batch: the noise floor.",
 )
 @click.option(
     "--tokenizer",
-    type=click.Path(path_type=Path),
+    type=FILE,
     metavar="FILE",
     help="tokenizer.json, a GGUF file, or a folder that holds either.",
 )
@@ -55,13 +56,13 @@ _LARGE_BYTES = 2 << 20
     "--branches",
     "branch_files",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=FILE,
     metavar="FILE",
     help="Branches made ahead with kldtui branch -o; may be given several times.",
 )
 @click.option(
     "--labels",
-    type=click.Path(path_type=Path),
+    type=FILE,
     metavar="FILE",
     help="The label file. Default: named after the recordings, in the working directory.",
 )
@@ -124,7 +125,7 @@ def open_(
 @click.command()
 @click.option(
     "--labels",
-    type=click.Path(path_type=Path),
+    type=FILE,
     metavar="FILE",
     help="The label file. Default: demo.labels.json in the working directory.",
 )

@@ -18,6 +18,8 @@ import click
 
 from kldtui.cli.printing import print_json
 from kldtui.cli.progress import show
+from kldtui.cli.values import FILE as _FILE
+from kldtui.cli.values import SOURCE
 from kldtui.errors import KldtuiError
 from kldtui.index import Index, Progress, index_folder, keeper
 from kldtui.index.cache import MAX_BYTES, MAX_DAYS, Saved, prune, saved_tables
@@ -27,7 +29,6 @@ from kldtui.recordings import Recording, name_files, open_quant, open_recording
 from kldtui.vocab import find_vocabulary
 from kldtui.vocab.glyphs import safe
 
-_FILE = click.Path(path_type=Path)
 _CHUNKS = re.compile(r"c?(\d+)(?:-c?(\d+))?")
 _DAY = 86400
 
@@ -53,6 +54,7 @@ def _chunks(
     "--quant",
     "quants",
     multiple=True,
+    type=SOURCE,
     metavar="[NAME=]FILE",
     help="A quant's recording; may be given several times: one pass serves all.",
 )

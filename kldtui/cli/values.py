@@ -1,4 +1,4 @@
-"""What several commands take: amounts in nats.
+"""What several commands take: paths, and amounts in nats.
 
 Knows: how such a word is read.
 Must not know: what it is for.
@@ -7,12 +7,44 @@ Must not know: what it is for.
 from __future__ import annotations
 
 import math
+import os
+from pathlib import Path
 from typing import Any
 
 import click
 
+_EMPTY = "the path is empty; is a variable of the shell unset?"
 
-class Nats(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
+
+class FilePath(click.Path):
+    """A path, as a `Path`, that is not empty: `Path("")` would be the working directory."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Any:
+        if not os.fspath(value):
+            self.fail(_EMPTY, param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class Source(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
+    """A word that is not empty: `[NAME=]FILE`, or a path that may also be `-` or a URL."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not value:
+            self.fail(_EMPTY, param, ctx)
+        return str(value)
+
+
+class Nats(click.ParamType):  # type: ignore[type-arg]
     """A finite amount of at least 0."""
 
     name = "nats"
@@ -29,4 +61,6 @@ class Nats(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.
         return number
 
 
+FILE = FilePath()
+SOURCE = Source()
 NATS = Nats()
