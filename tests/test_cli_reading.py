@@ -371,6 +371,7 @@ def test_a_terminal_sees_progress_and_ctrl_c_ends_the_scan_with_130(tmp_path: Pa
         ["flips", "x.kld", "--sort", "bad"],
         ["branch", "a.kld", "--quant", "b.kld", "--root", "c1:t1", "-n", "0"],
         ["stats", "x.kld", "--nonsense"],
+        ["flips", "x.kld", "--moved", "--ties"],
         ["open"],
     ],
 )

@@ -19,8 +19,6 @@ from typing import Any
 import click
 
 from kldtui.branching import (
-    DEFAULT_LENGTH,
-    DEFAULT_TOP_N,
     Arm,
     Branch,
     meeting,
@@ -29,7 +27,8 @@ from kldtui.branching import (
 from kldtui.cli.batching import Batch, Roots, chosen_roots, parse_arms, scan
 from kldtui.cli.engines import Preparation, add_engines, quant_engine_options, ref_engine_options
 from kldtui.cli.printing import print_json
-from kldtui.cli.values import FILE, SOURCE
+from kldtui.cli.values import FILE, SOURCE, configured
+from kldtui.config import load_config
 from kldtui.engines import Token
 from kldtui.errors import EngineError, KldtuiError
 from kldtui.facts import RootFacts
@@ -73,21 +72,18 @@ _CONTEXT_SHOWN = 160
     help="Which engine (R, Q) continues whose token (r, q).  [default: R.r, Q.q and R.q, as far "
     "as their engines are there]",
 )
-@click.option(
+@configured(
+    "branch_tokens",
     "-n",
     "length",
     type=click.IntRange(1),
-    default=DEFAULT_LENGTH,
-    show_default=True,
     metavar="N",
     help="Tokens of a branch, if it does not end before.",
 )
-@click.option(
-    "--top",
-    "top_n",
+@configured(
+    "top_n_stored",
+    "--top-n",
     type=click.IntRange(1),
-    default=DEFAULT_TOP_N,
-    show_default=True,
     metavar="N",
     help="Best tokens kept at each step, or as many as the server gives.",
 )
@@ -139,7 +135,12 @@ def branch(
         raise KldtuiError("branch: --roots goes with -o FILE, and without --json")
     wanted = parse_arms(arms)
     position = Position.parse(root) if root is not None else None
-    session = Session.open(ref, name_files([quant_spec]), tokenizer=tokenizer)
+    session = Session.open(
+        ref,
+        name_files([quant_spec]),
+        tokenizer=tokenizer,
+        default_near_tie=load_config().near_tie,
+    )
     session.branch_tokens = length
     try:
         add_engines(session, ref_server, ref_model, quant_servers, quant_models)

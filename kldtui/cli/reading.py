@@ -47,7 +47,8 @@ def _pair_options(command: Command) -> Command:
             "--near-tie",
             type=NATS,
             metavar="X",
-            help="Roots that cost under X nat are near ties (default 0.3, or from the floor).",
+            help="Roots that cost under X nat are near ties. Default: what --floor measures, else "
+            "the config file's near_tie, else 0.3.",
         ),
         click.option(
             "--floor",

@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 from kldtui.cli.engines import add_engines, quant_engine_options, ref_engine_options
-from kldtui.cli.values import FILE, NATS, SOURCE
+from kldtui.cli.values import FILE, NATS, SOURCE, configured
 from kldtui.config import Config, load_config
 from kldtui.demo import Demo
 from kldtui.errors import KldtuiError
@@ -75,13 +75,15 @@ _LARGE_BYTES = 2 << 20
     "--near-tie",
     type=NATS,
     metavar="NATS",
-    help="A root that costs less is a near tie. Default: 0.3, or what --floor measures.",
+    help="A root that costs less is a near tie. Default: what --floor measures, else the config "
+    "file's near_tie, else 0.3.",
 )
-@click.option(
+@configured(
+    "branch_tokens",
     "--branch-tokens",
     type=click.IntRange(1),
     metavar="N",
-    help="How many tokens a branch gets at a time. Default: 128.",
+    help="How many tokens a branch gets at a time.",
 )
 def open_(
     ref: Path,
@@ -96,12 +98,10 @@ def open_(
     labels: Path | None,
     reviewer: str | None,
     near_tie: float | None,
-    branch_tokens: int | None,
+    branch_tokens: int,
 ) -> None:
     """Review where quants depart from REF, a recording of the reference."""
-    config = _config()
-    if branch_tokens is not None:
-        config = dataclasses.replace(config, branch_tokens=branch_tokens)
+    config = dataclasses.replace(_config(), branch_tokens=branch_tokens)
     session = Session.open(
         ref,
         name_files(quants),
@@ -135,7 +135,11 @@ def demo(labels: Path | None) -> None:
     with Demo() as running:
         pair = running.open()
         session = Session.open(
-            pair.ref, [("q5_0", pair.quant)], floor=pair.floor, tokenizer=pair.tokenizer
+            pair.ref,
+            [("q5_0", pair.quant)],
+            floor=pair.floor,
+            tokenizer=pair.tokenizer,
+            default_near_tie=config.near_tie,
         )
         try:
             session.keep_labels(labels or Path("demo.labels.json"), config.reviewer_name)

@@ -1,6 +1,6 @@
-"""What several commands take: paths, and amounts in nats.
+"""What several commands take: paths, amounts in nats, what the config file may say.
 
-Knows: how such a word is read.
+Knows: how such a word is read, and where it is from if it is not given.
 Must not know: what it is for.
 """
 
@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
+
+from kldtui.config import Config, load_config
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 _EMPTY = "the path is empty; is a variable of the shell unset?"
 
@@ -64,3 +69,16 @@ class Nats(click.ParamType):  # type: ignore[type-arg]
 FILE = FilePath()
 SOURCE = Source()
 NATS = Nats()
+
+
+def configured(setting: str, *words: str, **more: Any) -> Callable[[Command], Command]:
+    """An option that goes above a setting of the config file, which is read where it is not given.
+
+    words, more: as of click.option. Calling the command raises ConfigError.
+    """
+    return click.option(
+        *words,
+        default=lambda: getattr(load_config(), setting),
+        show_default=f"{getattr(Config(), setting)}, or the config file's {setting}",
+        **more,
+    )
