@@ -1,4 +1,5 @@
-"""Paths that name nothing, or something that is no file: one line, exit 2, and no waiting."""
+"""What commands take: paths that name nothing, or something that is no file, are refused in one
+line without waiting; chunks are written in one way."""
 
 from __future__ import annotations
 
@@ -7,10 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from kldtui.cli import cli
+from kldtui.cli.values import CHUNKS
 from tests.builders import make_logits, make_stream, write_kld
 
 SERVER = "http://127.0.0.1:1"
@@ -104,3 +107,30 @@ def test_an_empty_path_is_said_to_be_empty(words: list[str], option: str) -> Non
     assert option in done.stderr
     assert "the path is empty" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "chunks"),
+    [("3", (3, 3)), ("0-9", (0, 9)), ("c0-c9", (0, 9)), (" c2-4 ", (2, 4)), ("5-5", (5, 5))],
+)
+def test_chunks_are_written_in_one_way(words: str, chunks: tuple[int, int]) -> None:
+    assert CHUNKS.convert(words, None, None) == chunks
+
+
+@pytest.mark.parametrize("words", ["", "-", "a-b", "1-", "-1", "2-1", "1-2-3", "9" * 5000])
+def test_what_is_no_range_of_chunks_is_refused(words: str) -> None:
+    with pytest.raises(click.BadParameter, match="no range of chunks"):
+        CHUNKS.convert(words, None, None)
+
+
+@pytest.mark.parametrize("start", [["stats"], ["flips"], ["scan"], ["open"]])
+def test_a_floor_is_a_recording_of_its_own(folder: Path, start: list[str]) -> None:
+    (folder / "link").symlink_to(folder / "quant.kld")
+    for floor, whose in (("ref.kld", "the reference"), ("link", "the quant q4")):
+        words = [*start, str(folder / "ref.kld"), "--quant", f"q4={folder / 'quant.kld'}"]
+        done = CliRunner().invoke(cli, [*words, "--floor", str(folder / floor)])
+        assert done.exit_code == 2
+        assert done.stderr == (
+            f"kldtui: --floor {folder / floor}: is the file of {whose}; a floor is the reference "
+            "recorded again, with another micro-batch (-ub)\n"
+        )

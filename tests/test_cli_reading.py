@@ -169,8 +169,8 @@ def test_ties_and_moved_positions_are_lists_of_their_own(tmp_path: Path) -> None
         assert [row["t"] for row in rows] == ts
         assert kind in ("", rows[0]["kind"])
     assert run(*args, "--ties", "--moved").exit_code == 2
-    for option in ("--ties", "--moved"):
-        result = run(*args, option, "--min-cost", "3")
+    for other_list in ("--ties", "--moved"):
+        result = run(*args, other_list, "--min-cost", "3")
         assert result.exit_code == 2
         assert "--min-cost is for the roots" in result.stderr
 

@@ -22,7 +22,14 @@ from kldtui.errors import KldtuiError
 from kldtui.index import Index, keeper
 from kldtui.index.scanfile import ScanFile, is_scan_file
 from kldtui.position import Position
-from kldtui.recordings import Recording, describe, name_files, open_quant, open_recording
+from kldtui.recordings import (
+    Recording,
+    describe,
+    name_files,
+    open_quant,
+    open_recording,
+    refuse_floor,
+)
 from kldtui.report import flip_rows, format_flips, format_stats, pair_stats, runs_of
 from kldtui.roots import RootQuery, Sort, Thresholds, near_tie_from_floor
 from kldtui.vocab import Vocabulary, find_vocabulary
@@ -218,9 +225,11 @@ def _opened(
             return
         if not quants:
             raise click.UsageError("Missing option '--quant'.")
+        files = name_files(quants)
+        refuse_floor(floor, ref, files)
         opened.append(open_recording(ref))
         named = []
-        for name, path in name_files(quants):
+        for name, path in files:
             opened.append(open_quant(path, opened[0], text))
             named.append((name, opened[-1]))
         if floor is not None:

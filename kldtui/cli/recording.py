@@ -6,7 +6,6 @@ Must not know: formats, servers, what a conversion does.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -18,7 +17,7 @@ import click
 
 from kldtui.cli.lazy import LazyGroup
 from kldtui.cli.progress import duration
-from kldtui.cli.values import FILE, SOURCE
+from kldtui.cli.values import CHUNKS, FILE, SOURCE
 from kldtui.convert import Conversion, Full, Progress, Wanted
 from kldtui.recordings import Recording, open_quant, open_recording
 from kldtui.recordings.kld_stream import STDIN, KldStream, is_stream
@@ -57,23 +56,7 @@ def record() -> None:
     """Make recordings: of what a model says of a stream, or of other files."""
 
 
-class ChunkRange(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
-    """`a-b`, both in, or a single number: (first, last)."""
-
-    name = "chunks"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int]:
-        if isinstance(value, tuple):
-            return value
-        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", str(value))
-        if match is None or int(match[1]) > int(match[2] or match[1]):
-            self.fail(f"{value!r} is no range of chunks; write it as 0-9", param, ctx)
-        return int(match[1]), int(match[2] or match[1])
-
-
-class _Fulls(click.ParamType):  # type: ignore[type-arg]
+class _Fulls(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
     """A comma-separated choice of places where whole rows are kept."""
 
     name = "places"
@@ -116,7 +99,7 @@ class _Fulls(click.ParamType):  # type: ignore[type-arg]
     metavar="PLACES",
     help="Keep whole rows at roots, in tool-calls, or both: roots,tool-calls.",
 )
-@click.option("--chunks", type=ChunkRange(), metavar="A-B", help="Only these chunks, both in.")
+@click.option("--chunks", type=CHUNKS, metavar="A-B", help="Only these chunks, both included.")
 @click.option(
     "--tokenizer",
     type=FILE,

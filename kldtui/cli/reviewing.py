@@ -19,7 +19,7 @@ from kldtui.cli.values import FILE, NATS, SOURCE, configured
 from kldtui.config import Config, load_config
 from kldtui.demo import Demo
 from kldtui.errors import KldtuiError
-from kldtui.recordings import name_files
+from kldtui.recordings import name_files, refuse_floor
 from kldtui.review.session import Session
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
@@ -102,9 +102,11 @@ def open_(
 ) -> None:
     """Review where quants depart from REF, a recording of the reference."""
     config = dataclasses.replace(_config(), branch_tokens=branch_tokens)
+    files = name_files(quants)
+    refuse_floor(floor, ref, files)
     session = Session.open(
         ref,
-        name_files(quants),
+        files,
         floor=floor,
         tokenizer=tokenizer,
         near_tie=near_tie,

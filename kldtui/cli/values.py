@@ -1,4 +1,4 @@
-"""What several commands take: paths, amounts in nats, what the config file may say.
+"""What several commands take: paths, amounts in nats, chunks, what the config file may say.
 
 Knows: how such a word is read, and where it is from if it is not given.
 Must not know: what it is for.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -66,9 +67,33 @@ class Nats(click.ParamType):  # type: ignore[type-arg]
         return number
 
 
+class ChunkRange(click.ParamType):  # type: ignore[type-arg]
+    """`0-9` or `c0-c9`, both ends included, or a single chunk: (first, last)."""
+
+    name = "chunks"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        match = re.fullmatch(r"c?(\d{1,9})(?:-c?(\d{1,9}))?", str(value).strip())
+        if match is None:
+            self.fail(
+                f"{value!r} is no range of chunks; write chunks as 0-99, both ends included",
+                param,
+                ctx,
+            )
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            self.fail(f"{value!r} is no range of chunks: it ends before it begins", param, ctx)
+        return first, last
+
+
 FILE = FilePath()
 SOURCE = Source()
 NATS = Nats()
+CHUNKS = ChunkRange()
 
 
 def configured(setting: str, *words: str, **more: Any) -> Callable[[Command], Command]:
