@@ -102,7 +102,7 @@ class DefaultGroup(LazyGroup):
             if isinstance(error, BrokenPipeError):
                 raise
             raise _Failure(_os_words(error)) from None
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, click.Abort):  # the latter at a question
             raise click.exceptions.Exit(_INTERRUPTED) from None
 
 
