@@ -20,8 +20,6 @@ from kldtui.cli.engines import Preparation, add_engines, ref_engine_options, tel
 from kldtui.cli.printing import print_json
 from kldtui.cli.progress import duration
 from kldtui.cli.values import FILE as _FILE
-from kldtui.cli.values import SOURCE
-from kldtui.config import load_config
 from kldtui.errors import KldtuiError
 from kldtui.floor import (
     WORDS,
@@ -45,6 +43,7 @@ from kldtui.vocab.glyphs import safe
 
 AGAINST = "the other engine"
 _TOLD_SECONDS = 15.0
+_TOP_N = 20
 
 
 @click.command()
@@ -52,7 +51,6 @@ _TOLD_SECONDS = 15.0
 @ref_engine_options
 @click.option(
     "--against",
-    type=SOURCE,
     metavar="URL|FILE",
     help="The same model in another engine: a server, a GGUF file, or an MLX folder.",
 )
@@ -60,7 +58,6 @@ _TOLD_SECONDS = 15.0
     "--quant",
     "quants",
     multiple=True,
-    type=SOURCE,
     metavar="[NAME=]FILE",
     help="At roots of this quant; may be given several times. Without, at any scored position.",
 )
@@ -109,7 +106,7 @@ def floor(
         add_engines(session, ref_server, ref_model)
         other = _other(session, against) if against is not None else None
         positions = _positions(session, roots)
-        job = _Job(session, other, length, load_config().top_n_stored, not no_verify)
+        job = _Job(session, other, length, not no_verify)
         asyncio.run(job.run(positions, as_json))
     finally:
         session.close()
@@ -144,12 +141,12 @@ class _Job:
     """Engines made ready, then one position after the other."""
 
     def __init__(
-        self, session: Session, other: EngineSlot | None, length: int, top_n: int, verifies: bool
+        self, session: Session, other: EngineSlot | None, length: int, verifies: bool
     ) -> None:
         self._session, self._other = session, other
         self._slot = session.slots["ref"]
-        self._length, self._top_n, self._verifies = length, top_n, verifies
-        self._preparation = Preparation(session, top_n)
+        self._length, self._verifies = length, verifies
+        self._preparation = Preparation(session, _TOP_N)
 
     async def run(self, positions: Sequence[Position], as_json: bool) -> None:
         try:
@@ -201,7 +198,7 @@ class _Job:
             self._slot.engine,
             session.prefix(position, self._slot),
             self._length,
-            self._slot.top_n(self._top_n),
+            self._slot.top_n(_TOP_N),
             other=other,
             recorded=best[0] if best else None,
         )

@@ -16,20 +16,13 @@ import click
 
 from kldtui.cli.printing import print_json
 from kldtui.cli.progress import scan_here
-from kldtui.cli.values import FILE, NATS, SOURCE
+from kldtui.cli.values import FILE, NATS, SOURCE, refuse_floor
 from kldtui.config import load_config
 from kldtui.errors import KldtuiError
 from kldtui.index import Index, keeper
 from kldtui.index.scanfile import ScanFile, is_scan_file
 from kldtui.position import Position
-from kldtui.recordings import (
-    Recording,
-    describe,
-    name_files,
-    open_quant,
-    open_recording,
-    refuse_floor,
-)
+from kldtui.recordings import Recording, describe, name_files, open_quant, open_recording
 from kldtui.report import flip_rows, format_flips, format_stats, pair_stats, runs_of
 from kldtui.roots import RootQuery, Sort, Thresholds, near_tie_from_floor
 from kldtui.vocab import Vocabulary, find_vocabulary

@@ -19,8 +19,8 @@ import click
 
 from kldtui.branching import bos_rule, bos_warning
 from kldtui.cli.progress import duration
-from kldtui.cli.values import CHUNKS
 from kldtui.cli.values import FILE as _FILE
+from kldtui.cli.values import ChunkRange
 from kldtui.engines import Engine, open_engine, wait_ready
 from kldtui.engines.base import EngineInfo
 from kldtui.engines.llama_server import LlamaServer
@@ -95,7 +95,7 @@ def _engine_options(command: Command) -> Command:
 @_engine_options
 @click.option(
     "--chunks",
-    type=CHUNKS,
+    type=ChunkRange(),
     metavar="A-B",
     help="Only these chunks, both included (default: all of REF).",
 )

@@ -6,9 +6,9 @@ Must not know: formats, servers, what a conversion does.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Timer
 from typing import Any, cast
@@ -16,7 +16,7 @@ from typing import Any, cast
 import click
 
 from kldtui.cli.lazy import LazyGroup
-from kldtui.cli.progress import duration
+from kldtui.cli.progress import ProgressLine, duration
 from kldtui.cli.values import CHUNKS, FILE, SOURCE
 from kldtui.convert import Conversion, Full, Progress, Wanted
 from kldtui.recordings import Recording, open_quant, open_recording
@@ -175,22 +175,18 @@ def _summary(job: Conversion, out: Path, wanted: Wanted) -> Iterator[str]:
 
 
 def show_progress(steps: Iterator[Progress], doing: str) -> None:
-    """Go through the steps, with their progress on a terminal."""
-    terminal = sys.stderr.isatty()
+    """Go through the steps, and say how far they are."""
     try:
-        for step in steps:
-            if terminal:
-                click.echo(f"\r{doing}: {_words(step)}\x1b[K", err=True, nl=False)
+        with ProgressLine() as line:
+            for step in steps:
+                line(partial(_words, doing, step))
     except KeyboardInterrupt:
-        click.echo("\nkldtui: stopped; the same command goes on from here", err=True)
+        click.echo("kldtui: stopped; the same command goes on from here", err=True)
         raise
-    finally:
-        if terminal:
-            click.echo("\r\x1b[K", err=True, nl=False)
 
 
-def _words(step: Progress) -> str:
+def _words(doing: str, step: Progress) -> str:
     share = 100 * step.done / step.total if step.total else 100
     rate = f" at {step.bytes_per_s / 1e6:,.0f} MB/s" if step.bytes_per_s else ""
     left = "" if step.seconds_left is None else f", {duration(step.seconds_left)} left"
-    return f"{step.done:,} of {step.total:,} positions ({share:.0f} %){rate}{left}"
+    return f"{doing}: {step.done:,} of {step.total:,} positions ({share:.0f} %){rate}{left}"

@@ -15,11 +15,11 @@ from pathlib import Path
 import click
 
 from kldtui.cli.engines import add_engines, quant_engine_options, ref_engine_options
-from kldtui.cli.values import FILE, NATS, SOURCE, configured
+from kldtui.cli.values import FILE, NATS, SOURCE, configured, refuse_floor
 from kldtui.config import Config, load_config
 from kldtui.demo import Demo
 from kldtui.errors import KldtuiError
-from kldtui.recordings import name_files, refuse_floor
+from kldtui.recordings import name_files
 from kldtui.review.session import Session
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8

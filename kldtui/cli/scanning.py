@@ -7,6 +7,7 @@ Must not know: Textual, engines, how a scan is done or a file laid out.
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -17,18 +18,33 @@ import click
 
 from kldtui.cli.printing import print_json
 from kldtui.cli.progress import show
-from kldtui.cli.values import CHUNKS, SOURCE
-from kldtui.cli.values import FILE as _FILE
 from kldtui.errors import KldtuiError
 from kldtui.index import Index, Progress, index_folder, keeper
 from kldtui.index.cache import MAX_BYTES, MAX_DAYS, Saved, prune, saved_tables
 from kldtui.index.scanfile import ScanFile, merge_scans, place_for, write_scan
 from kldtui.labels.identity import identity_of
-from kldtui.recordings import Recording, name_files, open_quant, open_recording, refuse_floor
+from kldtui.recordings import Recording, name_files, open_quant, open_recording
 from kldtui.vocab import find_vocabulary
 from kldtui.vocab.glyphs import safe
 
+_FILE = click.Path(path_type=Path)
+_CHUNKS = re.compile(r"c?(\d+)(?:-c?(\d+))?")
 _DAY = 86400
+
+
+def _chunks(
+    _context: click.Context, _option: click.Parameter, text: str | None
+) -> tuple[int, int] | None:
+    """`a-b` or `a`, both ends included, as a range that leaves the last out."""
+    if text is None:
+        return None
+    match = _CHUNKS.fullmatch(text.strip())
+    if match is None:
+        raise click.BadParameter("write chunks as 0-99, both ends included")
+    first, last = int(match[1]), int(match[2] or match[1])
+    if last < first:
+        raise click.BadParameter(f"{text}: ends before it begins")
+    return first, last + 1
 
 
 @click.command()
@@ -37,7 +53,6 @@ _DAY = 86400
     "--quant",
     "quants",
     multiple=True,
-    type=SOURCE,
     metavar="[NAME=]FILE",
     help="A quant's recording; may be given several times: one pass serves all.",
 )
@@ -45,7 +60,7 @@ _DAY = 86400
 @click.option(
     "-o", "--output", type=_FILE, metavar="FILE", help="Write an index file to carry away."
 )
-@click.option("--chunks", type=CHUNKS, metavar="A-B", help="Only these chunks, both included.")
+@click.option("--chunks", callback=_chunks, metavar="A-B", help="Only these chunks of the stream.")
 @click.option("--merge", is_flag=True, help="Join index files of parts of one stream into -o FILE.")
 @click.option(
     "--workers",
@@ -88,8 +103,6 @@ def scan(
         raise click.UsageError("give one REF, and quants with --quant; --merge joins index files")
     if not quants and floor is None:
         raise click.UsageError("give at least one quant: --quant FILE")
-    if chunks is not None:
-        chunks = chunks[0], chunks[1] + 1  # an index leaves out the last
     with _opened(files[0], quants, floor, tokenizer) as (ref, named):
         index = Index(ref, [recording for _, recording in named], keeper())
         try:
@@ -134,7 +147,6 @@ def _scan(
 def _opened(
     ref: Path, quants: tuple[str, ...], floor: Path | None, tokenizer: Path | None
 ) -> Iterator[tuple[Recording, list[tuple[str, Recording]]]]:
-    refuse_floor(floor, ref, name_files(quants))
     opened = [open_recording(ref)]
     try:
         named = []

@@ -1,4 +1,4 @@
-"""What several commands take: paths, amounts in nats, chunks, what the config file may say.
+"""What several commands take: paths, amounts in nats, chunks, a floor, settings.
 
 Knows: how such a word is read, and where it is from if it is not given.
 Must not know: what it is for.
@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from kldtui.config import Config, load_config
+from kldtui.errors import KldtuiError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -88,6 +89,23 @@ class ChunkRange(click.ParamType):  # type: ignore[type-arg]
         if last < first:
             self.fail(f"{value!r} is no range of chunks: it ends before it begins", param, ctx)
         return first, last
+
+
+def refuse_floor(floor: Path | None, ref: Path, quants: Sequence[tuple[str, Path]]) -> None:
+    """Raises KldtuiError where the floor's file is that of another recording of the review."""
+    for name, path in (("the reference", ref), *((f"the quant {name}", at) for name, at in quants)):
+        if floor is not None and _same_file(floor, path):
+            raise KldtuiError(
+                f"--floor {floor}: is the file of {name}; a floor is the reference recorded again, "
+                "with another micro-batch (-ub)"
+            )
+
+
+def _same_file(a: Path, b: Path) -> bool:
+    try:
+        return a.samefile(b)
+    except OSError:
+        return False
 
 
 FILE = FilePath()

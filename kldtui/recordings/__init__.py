@@ -22,7 +22,7 @@ from kldtui.recordings.foreign import (
     read_file,
 )
 from kldtui.recordings.kld import KldRecording, parse_header
-from kldtui.recordings.named import name_files, refuse_floor, split_named
+from kldtui.recordings.named import name_files, split_named
 from kldtui.recordings.own_rollout import own_rollouts
 from kldtui.recordings.run import is_run, open_run
 
@@ -35,7 +35,6 @@ __all__ = [
     "name_files",
     "open_quant",
     "open_recording",
-    "refuse_floor",
     "split_named",
 ]
 

@@ -1,6 +1,6 @@
-"""The recordings of one review as they are named on a command line: `[NAME=]FILE`, and the floor.
+"""Names for the recordings of one review: `[NAME=]FILE`.
 
-Knows: how such a word is split, that names are unique, and that the floor is a file of its own.
+Knows: how such a word is split, and that names are unique.
 Must not know: what is in the files.
 """
 
@@ -18,23 +18,6 @@ def split_named(spec: str) -> tuple[str | None, str]:
     if sep and name and rest and "/" not in name and ":" not in name:
         return name, rest
     return None, spec
-
-
-def refuse_floor(floor: Path | None, ref: Path, quants: Sequence[tuple[str, Path]]) -> None:
-    """Raises KldtuiError where the floor's file is that of another recording of the review."""
-    for name, path in (("the reference", ref), *((f"the quant {name}", at) for name, at in quants)):
-        if floor is not None and _same_file(floor, path):
-            raise KldtuiError(
-                f"--floor {floor}: is the file of {name}; a floor is the reference recorded again, "
-                "with another micro-batch (-ub)"
-            )
-
-
-def _same_file(a: Path, b: Path) -> bool:
-    try:
-        return a.samefile(b)
-    except OSError:
-        return False
 
 
 def name_files(specs: Sequence[str]) -> list[tuple[str, Path]]:
