@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from kldtui.cli import cli
 from tests.builders import make_logits, make_stream, write_kld
-from tests.builders_served import REF, server, write_served
+from tests.builders_served import REF, ROOT, server, write_served
 from tests.fake_server import EOG
 from tests.test_answers import choice, samples_at
 from tests.ui.review import open_review
@@ -105,6 +105,20 @@ def of_a_floor(folder: Path) -> dict[str, Any]:
         assert {"verify", "dictionary"} <= set(found[engine])
         found[engine] = None  # docs/branch-json.md has its names
     return {"floor": found}
+
+
+def test_names_of_a_branch_are_documented(tmp_path: Path) -> None:
+    ref, quant = write_served(tmp_path)
+    with server(REF, [*b"ok", EOG]).in_thread() as one:
+        where = ("--root", ROOT, "--ref-server", one.url, "-n", "4")
+        data = printed("branch", ref, "--quant", quant, *where)
+    for each in data["arms"]:
+        each["settings"] = each["server"]["details"] = None  # the engine's own names
+    texts = [(DOCS.parent / name).read_text("utf-8") for name in ("branch-json.md", "labels.md")]
+    code = " ".join(re.findall(r"`([^`\n]*)`", " ".join(texts)))
+    known = set(re.findall(NAME, code))
+    known |= {name.removesuffix("_id") + "_text" for name in known}
+    assert set(names_in(data)) - known == set()
 
 
 @pytest.mark.parametrize("make", [of_pairs, of_answers, of_labels, of_a_floor])

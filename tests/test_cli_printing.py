@@ -1,4 +1,4 @@
-"""JSON that commands print: whatever text is in it, and wherever it goes."""
+"""What commands print: JSON, whatever text is in it and wherever it goes; progress in a log."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import kldtui.cli
 from kldtui.cli.printing import print_json
+from kldtui.cli.progress import ProgressLine
 
 PLACES = [("utf-8", False), ("utf-8", True), ("latin-1", False), ("latin-1", True)]
 BIDI = {"LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI", "FSI", "PDI"}
@@ -64,3 +65,14 @@ def test_no_command_prints_json_by_itself() -> None:
     for path in Path(kldtui.cli.__file__).parent.glob("*.py"):
         if path.name != "printing.py":
             assert "echo(json.dumps" not in path.read_text(), path
+
+
+def test_in_a_log_progress_is_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 1.0, 15.0, 16.0, 31.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    with ProgressLine() as line:
+        for done in range(4):
+            line(lambda done=done: f"{done} of 4")  # type: ignore[misc]
+    assert capsys.readouterr().err == "kldtui: 1 of 4\nkldtui: 3 of 4\n"
