@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -99,6 +100,21 @@ def test_what_is_made_is_not_made_again(
     assert "2 branches to make; 4 are in b.jsonl already" in more.stderr
     longer = batch(pair, *url, "-n", "9", roots="2")
     assert "branches to make" in longer.stderr
+
+
+def test_ctrl_c_at_the_question_ends_it_as_anywhere_else(
+    pair: tuple[Path, Path],
+    servers: tuple[FakeLlama, FakeLlama],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise click.Abort
+
+    monkeypatch.setattr("kldtui.cli.batching._at_terminal", lambda: True)
+    monkeypatch.setattr("click.confirm", interrupted)
+    done = batch(pair, "--ref-server", servers[0].url, roots="1")
+    assert done.exit_code == 130
+    assert "Aborted" not in done.output
 
 
 def test_a_file_cut_in_its_last_line_goes_on_from_there(

@@ -55,7 +55,7 @@ def branch(pair: tuple[Path, Path], *args: str) -> Result:
 def test_three_arms_as_json(pair: tuple[Path, Path], servers: tuple[FakeLlama, FakeLlama]) -> None:
     ref, quant = servers
     urls = ("--ref-server", ref.url, "--quant-server", quant.url)
-    done = branch(pair, *urls, "-n", "32", "--top", "3", "--json")
+    done = branch(pair, *urls, "-n", "32", "--top-n", "3", "--json")
     assert done.exit_code == 0, done.stderr
     data = json.loads(done.stdout)
     first, second, third = data["arms"]
@@ -81,6 +81,28 @@ def test_three_arms_as_json(pair: tuple[Path, Path], servers: tuple[FakeLlama, F
     for stored in data["arms"]:
         read = Branch.from_json(stored | {"engine": stored["server"]})
         assert read.ids == stored["tokens"]
+
+
+def test_the_config_file_holds_until_an_option_says_otherwise(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    pair: tuple[Path, Path],
+    servers: tuple[FakeLlama, FakeLlama],
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("branch_tokens = 2\ntop_n_stored = 3\nnear_tie = 50\n")
+    monkeypatch.setenv("KLDTUI_CONFIG", str(config))
+    args = ("--ref-server", servers[0].url, "--arm", "R.r", "--json")
+    data = json.loads(branch(pair, *args).stdout)
+    assert (len(data["arms"][0]["tokens"]), data["arms"][0]["stop"]) == (2, "limit")
+    assert [len(top) for top in data["arms"][0]["top"]] == [3, 3]
+    assert (data["near_tie"], data["near_tie_threshold"]) == (True, 50)
+    data = json.loads(branch(pair, *args, "-n", "8", "--top-n", "4").stdout)
+    assert [len(top) for top in data["arms"][0]["top"]] == [4, 4, 4]
+    config.write_text("branch_tokens = 0")
+    done = branch(pair, *args)
+    assert done.exit_code == 2
+    assert done.stderr == f"kldtui: {config}: branch_tokens must be 1 to 1000000, not 0\n"
 
 
 def test_text_streams_for_people(

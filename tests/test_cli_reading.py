@@ -169,6 +169,10 @@ def test_ties_and_moved_positions_are_lists_of_their_own(tmp_path: Path) -> None
         assert [row["t"] for row in rows] == ts
         assert kind in ("", rows[0]["kind"])
     assert run(*args, "--ties", "--moved").exit_code == 2
+    for other_list in ("--ties", "--moved"):
+        result = run(*args, other_list, "--min-cost", "3")
+        assert result.exit_code == 2
+        assert "--min-cost is for the roots" in result.stderr
 
 
 def test_a_floored_quant_token_makes_the_cost_a_bound(tmp_path: Path) -> None:
@@ -367,6 +371,7 @@ def test_a_terminal_sees_progress_and_ctrl_c_ends_the_scan_with_130(tmp_path: Pa
         ["flips", "x.kld", "--sort", "bad"],
         ["branch", "a.kld", "--quant", "b.kld", "--root", "c1:t1", "-n", "0"],
         ["stats", "x.kld", "--nonsense"],
+        ["flips", "x.kld", "--moved", "--ties"],
         ["open"],
     ],
 )
@@ -374,7 +379,7 @@ def test_a_wrong_usage_is_one_line(words: list[str]) -> None:
     result = run(*words)
     assert result.exit_code == 2
     assert len(result.stderr.strip().splitlines()) == 1
-    assert "--help" in result.stderr
+    assert re.search(r"[.?] See kldtui.* --help$", result.stderr.strip())
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

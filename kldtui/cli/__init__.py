@@ -55,6 +55,13 @@ class _Failure(click.ClickException):
         click.echo(f"kldtui: {safe(self.message)}", err=True)
 
 
+def _usage(error: click.UsageError) -> _Failure:
+    words = error.format_message()
+    stop = "" if words.endswith((".", "?", "!")) else "."
+    where = error.ctx.command_path if error.ctx is not None else "kldtui"
+    return _Failure(f"{words}{stop} See {where} --help")
+
+
 def _os_words(error: OSError) -> str:
     """What the system refused, where it is not known better: a full disk, mostly."""
     where = f"{error.filename}: " if error.filename else ""
@@ -75,7 +82,7 @@ class DefaultGroup(LazyGroup):
         except click.exceptions.NoArgsIsHelpError:
             raise
         except click.UsageError as error:
-            raise _Failure(f"{error.format_message()} See kldtui --help") from None
+            raise _usage(error) from None
 
     def _refuse_typo(self, ctx: click.Context, word: str) -> None:
         near = difflib.get_close_matches(word, COMMANDS, 1, 0.75)
@@ -90,13 +97,12 @@ class DefaultGroup(LazyGroup):
         except click.exceptions.NoArgsIsHelpError:
             raise
         except click.UsageError as error:
-            where = error.ctx.command_path if error.ctx is not None else "kldtui"
-            raise _Failure(f"{error.format_message()} See {where} --help") from None
+            raise _usage(error) from None
         except OSError as error:
             if isinstance(error, BrokenPipeError):
                 raise
             raise _Failure(_os_words(error)) from None
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, click.Abort):  # the latter at a question
             raise click.exceptions.Exit(_INTERRUPTED) from None
 
 

@@ -6,21 +6,20 @@ Must not know: sample files, or how any figure is computed.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 from kldtui.answers import Comparison, Report, compare_answers
+from kldtui.cli.printing import print_json
+from kldtui.cli.values import FILE
 from kldtui.proportions import Share
 from kldtui.vocab.glyphs import safe
 
-_PLACE = click.Path(path_type=Path)
-
 
 @click.command()
-@click.argument("base", type=_PLACE)
-@click.argument("quant", type=_PLACE)
+@click.argument("base", type=FILE)
+@click.argument("quant", type=FILE)
 @click.option("--metric", metavar="NAME", help="Only this metric (acc, acc_norm, exact_match, …).")
 @click.option("--list", "listed", is_flag=True, help="Also list the documents that changed.")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of text (docs/json.md).")
@@ -32,8 +31,7 @@ def answers(base: Path, quant: Path, metric: str | None, listed: bool, as_json: 
     """
     report = compare_answers(base, quant, metric)
     if as_json:
-        found = report.to_json(with_changes=listed)
-        click.echo(json.dumps(found, ensure_ascii=False, allow_nan=False, indent=2))
+        print_json(report.to_json(with_changes=listed))
         return
     for line in _lines(report, base, quant, listed):
         click.echo(safe(line))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import click
 
 from kldtui.branching import Arm
 from kldtui.cli.engines import Preparation, tell
-from kldtui.cli.progress import duration, scan_here
+from kldtui.cli.progress import ProgressLine, duration, scan_here
 from kldtui.errors import EngineError, KldtuiError
 from kldtui.position import Position
 from kldtui.review.batch import (
@@ -36,8 +36,6 @@ from kldtui.review.slots import one_server_each
 from kldtui.roots import RootQuery, select
 from kldtui.sampling import sample
 
-_TOLD_SECONDS = 15.0
-_DRAWN_SECONDS = 0.25
 _NAMED = 3
 
 
@@ -49,7 +47,7 @@ class Roots(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         words = str(value)
         counts = words.isdecimal() and int(words) > 0
-        if not (words == "all" or counts or Path(words).exists()):
+        if not (words == "all" or counts or (words and Path(words).exists())):
             self.fail(
                 f"{words!r} is neither `all`, a number from 1 up nor a file of positions that is "
                 "there.",
@@ -144,7 +142,6 @@ class Batch:
         self._log = BranchLog.open(out, session.ref, session.names, missing_ok=True)
         for warning in self._log.warnings:
             tell(warning)
-        self._told = 0.0
 
     async def run(self) -> None:
         """Raises KldtuiError; what was made until then is in the file."""
@@ -195,39 +192,30 @@ class Batch:
 
     async def _make(self, plan: Plan, speeds: dict[str, Speeds]) -> None:
         out = self._log.path
-        terminal = sys.stderr.isatty()
-        self._told = time.monotonic()
         last: list[Progress] = []
 
-        def on_progress(progress: Progress) -> None:
-            last[:] = [progress]
-            now = time.monotonic()
-            if now - self._told >= (_DRAWN_SECONDS if terminal else _TOLD_SECONDS):
-                self._told = now
-                if terminal:
-                    click.echo(f"\r{_words(progress)}\x1b[K", err=True, nl=False)
-                else:
-                    tell(_words(progress))
+        with ProgressLine() as line:
 
-        try:
-            done = await make(
-                self._session, plan, self._log, self._length, self._top_n, speeds, on_progress
-            )
-        except EngineError as error:
-            made = last[0].made if last else 0
-            raise EngineError(
-                f"{error}; {made} of {len(plan.jobs)} branches are in {out}, and the same command "
-                "makes the rest"
-            ) from None
-        finally:
-            if terminal:
-                click.echo("\r\x1b[K", err=True, nl=False)
+            def on_progress(progress: Progress) -> None:
+                last[:] = [progress]
+                line(partial(_words, progress))
+
+            try:
+                done = await make(
+                    self._session, plan, self._log, self._length, self._top_n, speeds, on_progress
+                )
+            except EngineError as error:
+                made = last[0].made if last else 0
+                raise EngineError(
+                    f"{error}; {made} of {len(plan.jobs)} branches are in {out}, and the same "
+                    "command makes the rest"
+                ) from None
         tell(
             f"{done.made} branches added to {out}: {done.tokens:,} tokens, {duration(done.seconds)}"
         )
         if done.failed:
-            for line in done.failed[:_NAMED]:
-                tell(line)
+            for words in done.failed[:_NAMED]:
+                tell(words)
             raise KldtuiError(f"{len(done.failed)} branches cannot be made with this engine")
 
 

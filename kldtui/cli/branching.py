@@ -11,7 +11,6 @@ import codecs
 import contextlib
 import itertools
 import json
-import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,8 +19,6 @@ from typing import Any
 import click
 
 from kldtui.branching import (
-    DEFAULT_LENGTH,
-    DEFAULT_TOP_N,
     Arm,
     Branch,
     meeting,
@@ -29,6 +26,9 @@ from kldtui.branching import (
 )
 from kldtui.cli.batching import Batch, Roots, chosen_roots, parse_arms, scan
 from kldtui.cli.engines import Preparation, add_engines, quant_engine_options, ref_engine_options
+from kldtui.cli.printing import print_json
+from kldtui.cli.values import FILE, SOURCE, configured
+from kldtui.config import load_config
 from kldtui.engines import Token
 from kldtui.errors import EngineError, KldtuiError
 from kldtui.facts import RootFacts
@@ -44,9 +44,14 @@ _CONTEXT_SHOWN = 160
 
 
 @click.command()
-@click.argument("ref", type=click.Path(path_type=Path))
+@click.argument("ref", type=FILE)
 @click.option(
-    "--quant", "quant_spec", required=True, metavar="[NAME=]FILE", help="The quant's recording."
+    "--quant",
+    "quant_spec",
+    required=True,
+    type=SOURCE,
+    metavar="[NAME=]FILE",
+    help="The quant's recording.",
 )
 @click.option("--root", metavar="c3:t97", help="Where to branch.")
 @click.option(
@@ -67,21 +72,18 @@ _CONTEXT_SHOWN = 160
     help="Which engine (R, Q) continues whose token (r, q).  [default: R.r, Q.q and R.q, as far "
     "as their engines are there]",
 )
-@click.option(
+@configured(
+    "branch_tokens",
     "-n",
     "length",
     type=click.IntRange(1),
-    default=DEFAULT_LENGTH,
-    show_default=True,
     metavar="N",
     help="Tokens of a branch, if it does not end before.",
 )
-@click.option(
-    "--top",
-    "top_n",
+@configured(
+    "top_n_stored",
+    "--top-n",
     type=click.IntRange(1),
-    default=DEFAULT_TOP_N,
-    show_default=True,
     metavar="N",
     help="Best tokens kept at each step, or as many as the server gives.",
 )
@@ -89,14 +91,14 @@ _CONTEXT_SHOWN = 160
     "-o",
     "--output",
     "out",
-    type=click.Path(path_type=Path),
+    type=FILE,
     metavar="FILE",
     help="Add the branches to this file, for kldtui --branches FILE; what it has stays.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask before making the branches of --roots.")
 @click.option(
     "--tokenizer",
-    type=click.Path(path_type=Path),
+    type=FILE,
     metavar="FILE",
     help="tokenizer.json, a GGUF file, or a folder that holds either.",
 )
@@ -133,7 +135,12 @@ def branch(
         raise KldtuiError("branch: --roots goes with -o FILE, and without --json")
     wanted = parse_arms(arms)
     position = Position.parse(root) if root is not None else None
-    session = Session.open(ref, name_files([quant_spec]), tokenizer=tokenizer)
+    session = Session.open(
+        ref,
+        name_files([quant_spec]),
+        tokenizer=tokenizer,
+        default_near_tie=load_config().near_tie,
+    )
     session.branch_tokens = length
     try:
         add_engines(session, ref_server, ref_model, quant_servers, quant_models)
@@ -213,9 +220,7 @@ class _Job:
                 groups = one_server_each(jobs)
                 filled = await asyncio.gather(*(self._fill(group) for group in groups))
                 errors = [error for group in filled for error in group]
-                ascii_only = sys.stdout.isatty()  # JSON leaves C1 and bidi controls as they are
-                data = self._to_json(branches, slots)
-                click.echo(json.dumps(data, ensure_ascii=ascii_only, allow_nan=False))
+                print_json(self._to_json(branches, slots), indent=None)
             else:
                 self._head()
                 errors = [await self._print(each, slot) for slot, each in jobs]

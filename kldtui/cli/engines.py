@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
+from kldtui.cli.values import FILE, SOURCE
 from kldtui.engines.embedded import open_model
 from kldtui.errors import EngineError, KldtuiError
 from kldtui.position import Position
@@ -29,7 +30,7 @@ def ref_engine_options(command: Command) -> Command:
     for decorate in (
         click.option(
             "--ref-model",
-            type=click.Path(path_type=Path),
+            type=FILE,
             metavar="FILE",
             help="The reference's GGUF file, or MLX folder: run here, no server to start.",
         ),
@@ -46,6 +47,7 @@ def quant_engine_options(command: Command) -> Command:
             "--quant-model",
             "quant_models",
             multiple=True,
+            type=SOURCE,
             metavar="[NAME=]FILE",
             help="A quant's GGUF file, or MLX folder: run here, no server to start.",
         ),

@@ -7,7 +7,6 @@ Must not know: Textual, HTTP, how runs are compared.
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -18,7 +17,9 @@ import click
 
 from kldtui.cli.batching import scan
 from kldtui.cli.engines import Preparation, add_engines, ref_engine_options, tell
+from kldtui.cli.printing import print_json
 from kldtui.cli.progress import duration
+from kldtui.cli.values import FILE as _FILE
 from kldtui.errors import KldtuiError
 from kldtui.floor import (
     WORDS,
@@ -41,7 +42,6 @@ from kldtui.sampling import sample
 from kldtui.vocab.glyphs import safe
 
 AGAINST = "the other engine"
-_FILE = click.Path(path_type=Path)
 _TOLD_SECONDS = 15.0
 _TOP_N = 20
 
@@ -162,9 +162,7 @@ class _Job:
             await self._session.close_engines()
         lines, live, rate = floor_lines(floors), live_line(floors), self_flips(floors)
         if as_json:
-            ascii_only = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
-            data = self._to_json(positions, rate, lines, live)
-            click.echo(json.dumps(data, ensure_ascii=ascii_only, allow_nan=False, indent=2))
+            print_json(self._to_json(positions, rate, lines, live))
         else:
             for text in self._text(len(positions), rate, lines, live):
                 click.echo(safe(text))

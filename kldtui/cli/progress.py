@@ -1,4 +1,4 @@
-"""How far a scan is, on a terminal or in a log, and how it is stopped.
+"""How far something is, on a terminal or in a log, and how a scan is stopped.
 
 Knows: the progress of a scan, signals, standard error.
 Must not know: how a scan is done.
@@ -13,14 +13,51 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
+from typing import Self
 
 import click
 
 from kldtui.index import Index, Progress
 
 STAGES = {"roots": "roots", "rest": "KLD", "waiting": "waiting"}
-_TELL_SECONDS = 10.0
+_TOLD_SECONDS = 15.0
+
+
+class ProgressLine:
+    """How far something is: on a terminal one line, written over, else a new one now and then.
+
+    To be used in a `with`, which takes the line away at its end. With `log=False` nothing is said
+    where standard error is no terminal.
+    """
+
+    def __init__(self, *, log: bool = True) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._pause = 0.0 if self._terminal else _TOLD_SECONDS if log else math.inf
+        self._next = time.monotonic() + self._pause
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def __call__(self, words: Callable[[], str]) -> None:
+        """Say it, if it is time to."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + self._pause
+        if self._terminal:
+            click.echo(f"\r{words()}\x1b[K", err=True, nl=False)
+        else:
+            click.echo(f"kldtui: {words()}", err=True)
+
+    def end(self) -> None:
+        """Take the line away."""
+        if self._terminal:
+            click.echo("\r\x1b[K", err=True, nl=False)
 
 
 def progress_words(progress: Progress) -> str:
@@ -52,19 +89,10 @@ def show(scan: Callable[[threading.Event], Iterator[Progress]], log: bool = Fals
 
     Ctrl-C or a termination signal ends it soon; what was filled stays. Raises KeyboardInterrupt.
     """
-    terminal = sys.stderr.isatty()
-    told = time.monotonic()
     with _stoppable() as cancel:
-        try:
+        with ProgressLine(log=log) as line:
             for progress in scan(cancel):
-                if terminal:
-                    click.echo(f"\r{progress_words(progress)}\x1b[K", err=True, nl=False)
-                elif log and time.monotonic() - told > _TELL_SECONDS:
-                    told = time.monotonic()
-                    click.echo(progress_words(progress), err=True)
-        finally:
-            if terminal:
-                click.echo("\r\x1b[K", err=True, nl=False)
+                line(partial(progress_words, progress))
         if cancel.is_set():
             if log:
                 click.echo("kldtui: stopped; the same command goes on from here", err=True)

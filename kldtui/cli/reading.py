@@ -6,9 +6,7 @@ Must not know: Textual, engines, labels, or how any number is computed.
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +14,9 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from kldtui.cli.printing import print_json
 from kldtui.cli.progress import scan_here
-from kldtui.cli.values import NATS
+from kldtui.cli.values import FILE, NATS, SOURCE, refuse_floor
 from kldtui.config import load_config
 from kldtui.errors import KldtuiError
 from kldtui.index import Index, keeper
@@ -31,8 +30,6 @@ from kldtui.vocab.glyphs import safe
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_FILE = click.Path(path_type=Path)
-
 
 def _pair_options(command: Command) -> Command:
     """REF, --quant and what decides on near ties."""
@@ -42,7 +39,7 @@ def _pair_options(command: Command) -> Command:
         ),
         click.option(
             "--tokenizer",
-            type=_FILE,
+            type=FILE,
             metavar="FILE",
             help="tokenizer.json, a GGUF file, or a folder with either (default: beside REF).",
         ),
@@ -50,11 +47,12 @@ def _pair_options(command: Command) -> Command:
             "--near-tie",
             type=NATS,
             metavar="X",
-            help="Roots that cost under X nat are near ties (default 0.3, or from the floor).",
+            help="Roots that cost under X nat are near ties. Default: what --floor measures, else "
+            "the config file's near_tie, else 0.3.",
         ),
         click.option(
             "--floor",
-            type=_FILE,
+            type=FILE,
             metavar="FILE",
             help="The reference's own model recorded again with another micro-batch (-ub).",
         ),
@@ -62,10 +60,11 @@ def _pair_options(command: Command) -> Command:
             "--quant",
             "quants",
             multiple=True,
+            type=SOURCE,
             metavar="[NAME=]FILE",
             help="A quant's recording (.kld, run, a server's answers); may be given several times.",
         ),
-        click.argument("ref", type=_FILE),
+        click.argument("ref", type=FILE),
     ):
         command = decorate(command)
     return command
@@ -91,7 +90,7 @@ def stats(
         ]
     if as_json:
         beside = null.to_json() if null else None
-        _print_json([{"quant": name} | each.to_json() | {"floor": beside} for name, each in found])
+        print_json([{"quant": name} | each.to_json() | {"floor": beside} for name, each in found])
         return
     for i, (name, each) in enumerate(found):
         if i:
@@ -131,6 +130,8 @@ def flips(
     """List the flip roots: where a quant's argmax is not the reference's."""
     if moved and ties:
         raise click.UsageError("--moved and --ties are two lists; ask for one")
+    if min_cost and (moved or ties):
+        raise click.UsageError("--min-cost is for the roots, not for --moved or --ties")
     with _opened(ref, quants, floor, tokenizer) as pair:
         last = pair.recordings[0].shape.n_chunk - 1
         if chunk is not None and chunk > last:
@@ -145,7 +146,7 @@ def flips(
         )
         rows = flip_rows(pair.index, pair.names, pair.stream_id, query, thresholds, vocab)
     if as_json:
-        _print_json([row.to_json() for row in rows])
+        print_json([row.to_json() for row in rows])
         return
     for line in format_flips(rows, vocab):
         click.echo(line)
@@ -154,13 +155,13 @@ def flips(
 
 
 @click.command()
-@click.argument("file", type=_FILE)
+@click.argument("file", type=FILE)
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of text (docs/json.md).")
 def inspect(file: Path, as_json: bool) -> None:
     """Say what a recording holds and what is wrong with it."""
     found = describe(file).to_json()
     if as_json:
-        _print_json(found)
+        print_json(found)
         return
     for name, value in found.items():
         if name != "problems":
@@ -212,14 +213,16 @@ def _opened(
         return find_vocabulary(opened[:1], tokenizer)
 
     try:
-        if is_scan_file(ref):
+        if ref.is_file() and is_scan_file(ref):
             yield _absent(ref, quants, floor)
             return
         if not quants:
             raise click.UsageError("Missing option '--quant'.")
+        files = name_files(quants)
+        refuse_floor(floor, ref, files)
         opened.append(open_recording(ref))
         named = []
-        for name, path in name_files(quants):
+        for name, path in files:
             opened.append(open_quant(path, opened[0], text))
             named.append((name, opened[-1]))
         if floor is not None:
@@ -242,8 +245,3 @@ def _absent(path: Path, quants: tuple[str, ...], floor: Path | None) -> _Pair:
     file = ScanFile.open(path)
     index, recordings = file.index(keeper())
     return _Pair(index, recordings, file.names, file.floor)
-
-
-def _print_json(value: Any) -> None:
-    ascii_only = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
-    click.echo(json.dumps(value, ensure_ascii=ascii_only, allow_nan=False, indent=2))

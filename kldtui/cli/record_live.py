@@ -19,7 +19,8 @@ import click
 
 from kldtui.branching import bos_rule, bos_warning
 from kldtui.cli.progress import duration
-from kldtui.cli.recording import ChunkRange
+from kldtui.cli.values import FILE as _FILE
+from kldtui.cli.values import ChunkRange
 from kldtui.engines import Engine, open_engine, wait_ready
 from kldtui.engines.base import EngineInfo
 from kldtui.engines.llama_server import LlamaServer
@@ -40,7 +41,6 @@ from kldtui.vocab.glyphs import safe
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_FILE = click.Path(path_type=Path)
 _LINE_SECONDS = 30.0
 """Where standard error is no terminal, progress is a line as often as that."""
 _TOP_N = 40

@@ -6,10 +6,9 @@ Must not know: formats, servers, what a conversion does.
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Timer
 from typing import Any, cast
@@ -17,7 +16,8 @@ from typing import Any, cast
 import click
 
 from kldtui.cli.lazy import LazyGroup
-from kldtui.cli.progress import duration
+from kldtui.cli.progress import ProgressLine, duration
+from kldtui.cli.values import CHUNKS, FILE, SOURCE
 from kldtui.convert import Conversion, Full, Progress, Wanted
 from kldtui.recordings import Recording, open_quant, open_recording
 from kldtui.recordings.kld_stream import STDIN, KldStream, is_stream
@@ -44,7 +44,6 @@ SUBCOMMANDS = {
 }
 """name -> (module:attribute, one line of help)"""
 
-_FILE = click.Path(path_type=Path)
 _QUIET_SECONDS = 1.0
 
 
@@ -57,23 +56,7 @@ def record() -> None:
     """Make recordings: of what a model says of a stream, or of other files."""
 
 
-class ChunkRange(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
-    """`a-b`, both in, or a single number: (first, last)."""
-
-    name = "chunks"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int]:
-        if isinstance(value, tuple):
-            return value
-        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", str(value))
-        if match is None or int(match[1]) > int(match[2] or match[1]):
-            self.fail(f"{value!r} is no range of chunks; write it as 0-9", param, ctx)
-        return int(match[1]), int(match[2] or match[1])
-
-
-class _Fulls(click.ParamType):  # type: ignore[type-arg]
+class _Fulls(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
     """A comma-separated choice of places where whole rows are kept."""
 
     name = "places"
@@ -92,13 +75,13 @@ class _Fulls(click.ParamType):  # type: ignore[type-arg]
 
 
 @click.command()
-@click.argument("source", metavar="IN")
+@click.argument("source", type=SOURCE, metavar="IN")
 @click.option(
-    "-o", "out", type=_FILE, required=True, metavar="OUT", help="The run; it is gone on with."
+    "-o", "out", type=FILE, required=True, metavar="OUT", help="The run; it is gone on with."
 )
 @click.option(
     "--against",
-    type=_FILE,
+    type=FILE,
     metavar="REF",
     help="The reference: exact KLD and the ref token's log p are kept at each position.",
 )
@@ -116,10 +99,10 @@ class _Fulls(click.ParamType):  # type: ignore[type-arg]
     metavar="PLACES",
     help="Keep whole rows at roots, in tool-calls, or both: roots,tool-calls.",
 )
-@click.option("--chunks", type=ChunkRange(), metavar="A-B", help="Only these chunks, both in.")
+@click.option("--chunks", type=CHUNKS, metavar="A-B", help="Only these chunks, both included.")
 @click.option(
     "--tokenizer",
-    type=_FILE,
+    type=FILE,
     metavar="FILE",
     help="tokenizer.json, a GGUF file, or a folder with either (default: beside IN or REF).",
 )
@@ -192,22 +175,18 @@ def _summary(job: Conversion, out: Path, wanted: Wanted) -> Iterator[str]:
 
 
 def show_progress(steps: Iterator[Progress], doing: str) -> None:
-    """Go through the steps, with their progress on a terminal."""
-    terminal = sys.stderr.isatty()
+    """Go through the steps, and say how far they are."""
     try:
-        for step in steps:
-            if terminal:
-                click.echo(f"\r{doing}: {_words(step)}\x1b[K", err=True, nl=False)
+        with ProgressLine() as line:
+            for step in steps:
+                line(partial(_words, doing, step))
     except KeyboardInterrupt:
-        click.echo("\nkldtui: stopped; the same command goes on from here", err=True)
+        click.echo("kldtui: stopped; the same command goes on from here", err=True)
         raise
-    finally:
-        if terminal:
-            click.echo("\r\x1b[K", err=True, nl=False)
 
 
-def _words(step: Progress) -> str:
+def _words(doing: str, step: Progress) -> str:
     share = 100 * step.done / step.total if step.total else 100
     rate = f" at {step.bytes_per_s / 1e6:,.0f} MB/s" if step.bytes_per_s else ""
     left = "" if step.seconds_left is None else f", {duration(step.seconds_left)} left"
-    return f"{step.done:,} of {step.total:,} positions ({share:.0f} %){rate}{left}"
+    return f"{doing}: {step.done:,} of {step.total:,} positions ({share:.0f} %){rate}{left}"

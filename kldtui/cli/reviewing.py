@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 from kldtui.cli.engines import add_engines, quant_engine_options, ref_engine_options
-from kldtui.cli.values import NATS
+from kldtui.cli.values import FILE, NATS, SOURCE, configured, refuse_floor
 from kldtui.config import Config, load_config
 from kldtui.demo import Demo
 from kldtui.errors import KldtuiError
@@ -29,23 +29,24 @@ _LARGE_BYTES = 2 << 20
 
 
 @click.command("open")
-@click.argument("ref", type=click.Path(path_type=Path))
+@click.argument("ref", type=FILE)
 @click.option(
     "--quant",
     "quants",
     multiple=True,
+    type=SOURCE,
     metavar="[NAME=]FILE",
     help="A quant's recording; may be given several times.",
 )
 @click.option(
     "--floor",
-    type=click.Path(path_type=Path),
+    type=FILE,
     metavar="FILE",
     help="The reference recorded again with another micro-batch: the noise floor.",
 )
 @click.option(
     "--tokenizer",
-    type=click.Path(path_type=Path),
+    type=FILE,
     metavar="FILE",
     help="tokenizer.json, a GGUF file, or a folder that holds either.",
 )
@@ -55,13 +56,13 @@ _LARGE_BYTES = 2 << 20
     "--branches",
     "branch_files",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=FILE,
     metavar="FILE",
     help="Branches made ahead with kldtui branch -o; may be given several times.",
 )
 @click.option(
     "--labels",
-    type=click.Path(path_type=Path),
+    type=FILE,
     metavar="FILE",
     help="The label file. Default: named after the recordings, in the working directory.",
 )
@@ -74,13 +75,15 @@ _LARGE_BYTES = 2 << 20
     "--near-tie",
     type=NATS,
     metavar="NATS",
-    help="A root that costs less is a near tie. Default: 0.3, or what --floor measures.",
+    help="A root that costs less is a near tie. Default: what --floor measures, else the config "
+    "file's near_tie, else 0.3.",
 )
-@click.option(
+@configured(
+    "branch_tokens",
     "--branch-tokens",
     type=click.IntRange(1),
     metavar="N",
-    help="How many tokens a branch gets at a time. Default: 128.",
+    help="How many tokens a branch gets at a time.",
 )
 def open_(
     ref: Path,
@@ -95,15 +98,15 @@ def open_(
     labels: Path | None,
     reviewer: str | None,
     near_tie: float | None,
-    branch_tokens: int | None,
+    branch_tokens: int,
 ) -> None:
     """Review where quants depart from REF, a recording of the reference."""
-    config = _config()
-    if branch_tokens is not None:
-        config = dataclasses.replace(config, branch_tokens=branch_tokens)
+    config = dataclasses.replace(_config(), branch_tokens=branch_tokens)
+    files = name_files(quants)
+    refuse_floor(floor, ref, files)
     session = Session.open(
         ref,
-        name_files(quants),
+        files,
         floor=floor,
         tokenizer=tokenizer,
         near_tie=near_tie,
@@ -124,7 +127,7 @@ def open_(
 @click.command()
 @click.option(
     "--labels",
-    type=click.Path(path_type=Path),
+    type=FILE,
     metavar="FILE",
     help="The label file. Default: demo.labels.json in the working directory.",
 )
@@ -134,7 +137,11 @@ def demo(labels: Path | None) -> None:
     with Demo() as running:
         pair = running.open()
         session = Session.open(
-            pair.ref, [("q5_0", pair.quant)], floor=pair.floor, tokenizer=pair.tokenizer
+            pair.ref,
+            [("q5_0", pair.quant)],
+            floor=pair.floor,
+            tokenizer=pair.tokenizer,
+            default_near_tie=config.near_tie,
         )
         try:
             session.keep_labels(labels or Path("demo.labels.json"), config.reviewer_name)

@@ -6,7 +6,6 @@ Must not know: Textual, engines, how a scan is done or a file laid out.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import threading
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import click
 
+from kldtui.cli.printing import print_json
 from kldtui.cli.progress import show
 from kldtui.errors import KldtuiError
 from kldtui.index import Index, Progress, index_folder, keeper
@@ -185,7 +185,7 @@ def list_(as_json: bool) -> None:
     """List saved indexes, the last used first."""
     found = saved_tables(index_folder())
     if as_json:
-        click.echo(json.dumps([_to_json(each) for each in found], indent=2))
+        print_json([_to_json(each) for each in found])
         return
     for each in found:
         click.echo(_line(each))

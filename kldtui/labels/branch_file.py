@@ -7,7 +7,6 @@ Must not know: what a branch holds beyond its id; labels.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -94,7 +93,7 @@ class BranchFile:
             place = self._places.get(branch_id)
             if place is None:
                 return None
-            with disk.opened(self._files, self.path, os.O_RDONLY) as fd:
+            with disk.regular(self._files, self.path) as fd:
                 line = self._files.pread(fd, place[1], place[0])
             branch = read_line(line)
         except FileNotFoundError:
@@ -121,7 +120,7 @@ class BranchFile:
 
     def _scan(self) -> None:
         """Find lines written since the last scan; whole lines only."""
-        with disk.opened(self._files, self.path, os.O_RDONLY) as fd:
+        with disk.regular(self._files, self.path) as fd:
             if self._files.fstat(fd).st_size < self._scanned:
                 self._scanned, self._places = 0, {}
             rest = b""

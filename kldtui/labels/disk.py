@@ -116,10 +116,22 @@ def opened(files: Files, path: Path, flags: int, mode: int = 0o666) -> Iterator[
             files.close(fd)
 
 
+@contextlib.contextmanager
+def regular(files: Files, path: Path) -> Iterator[int]:
+    """A regular file to read; of a pipe no writer is waited for. Raises OSError."""
+    with opened(files, path, os.O_RDONLY | os.O_NONBLOCK) as fd:
+        mode = files.fstat(fd).st_mode
+        if stat.S_ISDIR(mode):
+            raise OSError(errno.EISDIR, "it is a folder")
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        yield fd
+
+
 def look(files: Files, path: Path) -> Seen | None:
-    """What is at `path` now; None if nothing is. Raises OSError."""
+    """The regular file at `path` as it is now; None if nothing is there. Raises OSError."""
     try:
-        with opened(files, path, os.O_RDONLY | os.O_NONBLOCK) as fd:
+        with regular(files, path) as fd:
             return _seen(files, fd)
     except FileNotFoundError:
         return None
@@ -127,9 +139,7 @@ def look(files: Files, path: Path) -> Seen | None:
 
 def read(files: Files, path: Path) -> tuple[bytes, Seen]:
     """The bytes of a regular file, and what to know it by. Raises OSError."""
-    with opened(files, path, os.O_RDONLY | os.O_NONBLOCK) as fd:
-        if not stat.S_ISREG(files.fstat(fd).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file")
+    with regular(files, path) as fd:
         before = _seen(files, fd)
         data = files.read_all(fd)
         if _seen(files, fd) != before or len(data) != before.size:
@@ -271,7 +281,7 @@ def append(files: Files, path: Path, lines: list[bytes]) -> None:
     with opened(files, path, os.O_RDWR | os.O_CREAT | os.O_APPEND) as fd:
         status = files.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file")
+            raise OSError(errno.EINVAL, "it is no regular file")
         size = status.st_size
         data = b"".join(line + b"\n" for line in lines)
         if size and files.pread(fd, 1, size - 1) != b"\n":

@@ -9,14 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from kldtui.errors import LabelFileError
-from kldtui.labels import document
+from kldtui.labels import disk, document
 from kldtui.labels.record import LabelRecord
 
 
 def read_labels(path: Path) -> list[LabelRecord]:
     """The labels of a file in stream order. Raises LabelFileError for any other file."""
     try:
-        held = document.parse(path.read_bytes())
+        held = document.parse(disk.read(disk.Files(), path)[0])
     except OSError as error:
         raise LabelFileError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:

@@ -33,6 +33,8 @@ class LabelFile:
     def __init__(
         self, path: Path, identity: ReviewIdentity, files: disk.Files, now: Callable[[], str]
     ) -> None:
+        if not path.name:
+            raise LabelFileError(f"{path}: is a folder; name a file with --labels FILE")
         self.path = path
         self.labels: Table[Key] = Table()
         self.hints: Table[Key] = Table()

@@ -126,8 +126,8 @@ class BranchLog:
     def _refuse_others(self) -> None:
         """Nothing is ever appended to a recording, a label file or anything else: raises
         KldtuiError unless the file is empty or begins as a branch does, if cut."""
-        with self.path.open("rb") as file:
-            first, *rest = file.read(_HEAD_BYTES).lstrip().split(b"\n")
+        with disk.regular(self._files, self.path) as fd:
+            first, *rest = self._files.pread(fd, _HEAD_BYTES, 0).lstrip().split(b"\n")
         cut = _BEGINS.startswith(first) and all(line.startswith(_BEGINS) for line in rest[:1])
         if not first.startswith(_BEGINS) and not cut:
             raise KldtuiError(

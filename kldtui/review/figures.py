@@ -86,7 +86,7 @@ class Figures:
 
         Raises RecordingError or VocabularyError.
         """
-        if is_scan_file(ref):
+        if ref.is_file() and is_scan_file(ref):
             if quants or floor is not None:
                 raise KldtuiError(
                     f"{ref}: is an index file, with quants of its own; name no others"

@@ -28,6 +28,8 @@ def load_vocabulary(path: Path) -> Vocabulary:
     try:
         if path.is_dir():
             return _load_folder(path)
+        if path.exists() and not path.is_file():
+            raise VocabularyError(f"{name}: is no regular file; {_GIVE}")
         with path.open("rb") as file:
             head = file.read(64)
     except OSError as error:
@@ -56,7 +58,7 @@ class _Models:
     def __init__(self, folder: Path) -> None:
         self._prints: dict[Path, tuple[int, bytes]] = {}
         self._fault = "neither tokenizer.json nor a GGUF file"
-        for path in sorted(folder.glob("*.gguf")):
+        for path in sorted(filter(Path.is_file, folder.glob("*.gguf"))):
             try:
                 self._prints[path] = gguf_fingerprint(path)
             except VocabularyError as error:
