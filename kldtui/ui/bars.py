@@ -56,7 +56,7 @@ class StatusBar(BaseStyled):
                 if not segments:
                     segments.append(Segment(" " + fit(text, max(1, room - 2)), style))
                     room = 0
-                break
+                continue
             segments.append(Segment(f" {text} ", style))
             room -= cell_len(text) + 2
         segments.append(Segment(" " * max(0, room)))

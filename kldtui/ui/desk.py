@@ -276,8 +276,8 @@ class Desk:
     # ── branching ────────────────────────────────────────────────────────────────────────────
 
     def branch(self, place: Place, arms: Sequence[Arm], *, anew: bool = False) -> None:
-        """Make these arms' branches at a place, but those that are there; those that were stopped
-        go on. Only `anew` throws away what came.
+        """Make these arms' branches at a place, but those that are there; those that a person
+        stopped go on, those that broke off begin anew, as all do with `anew`.
 
         What runs at the same root goes on, and these follow; what runs at another one is stopped.
         """
@@ -321,9 +321,9 @@ class Desk:
         for arm in arms:
             old = None if anew else held.get(place.key(arm))
             slot = session.slot_for(arm.engine, place.quant)
-            if slot is None or (old is not None and (old.made or len(old.ids) >= self.length)):
+            if slot is None or (old is not None and (old.made or _is_long(old, self.length))):
                 continue
-            if old is not None and old.ids:
+            if old is not None and old.stop == "cancelled" and old.ids:
                 wanted.append((slot, arm, old))
             elif anew or session.borrow(place, arm) is None:
                 wanted.append((slot, arm, None))
@@ -436,6 +436,11 @@ class Desk:
                 if time.monotonic() - turn > SLICE_SECONDS:
                     await asyncio.sleep(SLICE_SECONDS)
                     turn = time.monotonic()
+
+
+def _is_long(branch: Branch, length: int) -> bool:
+    """Whether it was stopped while it grew beyond what was asked for at first."""
+    return branch.stop == "cancelled" and len(branch.ids) >= length
 
 
 def _offer(branch: Branch, error: EngineError) -> str:

@@ -316,12 +316,18 @@ class ReviewView(SearchScreen):
             hint = branch_words.hint_words(self.session, self.cursor, self.quant)
             self.query_one(ClassesPanel).show(record.key if record else None, hint)
             self.refresh_keys()
+            self.refresh_status()
 
     def refresh_status(self) -> None:
-        """Bring the line above up to date; it says nothing of the cursor."""
+        """Bring the line above up to date; of the cursor it tells only what is judged."""
         activity = self.desk.activity or self.searching or self.preparing
         left, right = words.status_parts(
-            self.session, self.quant, self._scan_words, activity, self.unsaved
+            self.session,
+            self.quant,
+            self._scan_words,
+            activity,
+            self.unsaved,
+            self.facts if self.judging else None,
         )
         self.query_one(StatusBar).show(left, right)
 

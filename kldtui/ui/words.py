@@ -27,8 +27,11 @@ from kldtui.ui.bars import Part
 from kldtui.ui.branch_pane import BranchPane
 from kldtui.ui.branch_words import engine_lines
 from kldtui.ui.detail_view import Shown
-from kldtui.ui.text import duration, nats
+from kldtui.ui.text import duration, fit, nats
 from kldtui.vocab import safe
+
+_NOTE_CELLS = 40
+"""So much of a note is shown while its root is judged."""
 
 
 def scan_words(progress: Progress) -> str:
@@ -75,10 +78,15 @@ def empty_words(session: Session, wanted: Filter, scanned: bool) -> str:
 
 
 def status_parts(
-    session: Session, quant: int, scan: str, activity: str, unsaved: bool
+    session: Session,
+    quant: int,
+    scan: str,
+    activity: str,
+    unsaved: bool,
+    judged: RootFacts | None = None,
 ) -> tuple[list[Part], list[Part]]:
-    """The status line: (left, right)."""
-    left: list[Part] = []
+    """The status line: (left, right). judged: the position that is judged, and comes first then."""
+    left: list[Part] = _judged_parts(session, judged) if judged is not None else []
     names = session.names
     ref = safe(session.ref.path.stem)
     if names:
@@ -115,6 +123,38 @@ def status_parts(
     if not session.slots:
         right.append(("no server", marks.DIM))
     return left, right
+
+
+def _judged_parts(session: Session, facts: RootFacts) -> list[Part]:
+    """Where one is and what it weighs, the most telling first: not all may find room."""
+    text, style = _kind_words(facts)
+    parts: list[Part] = [(str(facts.position), marks.TITLE), (text, style)]
+    parts += [(figure, marks.PLAIN) for figure in _figure_words(facts)]
+    if session.floor_flips(facts.index):
+        parts.append(("floor flips too", marks.NEAR_STYLE))
+    record = session.label(facts.position, facts.quant)
+    if record is not None and record.note:
+        parts.insert(3, (f"note: {fit(safe(record.note), _NOTE_CELLS).rstrip()}", marks.GOOD))
+    return parts
+
+
+def _kind_words(facts: RootFacts) -> Part:
+    return {
+        Kind.ROOT: ("near tie", marks.QUIET) if facts.near_tie else ("root", marks.TITLE),
+        Kind.TIE: ("tie, not a root", marks.TIE_STYLE),
+        Kind.AGREE: ("no flip", marks.DIM),
+    }[facts.kind]
+
+
+def _figure_words(facts: RootFacts) -> list[str]:
+    """Cost, margin, KLD and rank, bounds as such."""
+    bound = "≥" if facts.bounds & Bound.REF_P_QUANT else ""
+    at_least = "≥" if facts.bounds & Bound.KLD else ""
+    out = [f"cost {nats(facts.cost, bound)}"] if facts.is_root else []
+    out += [f"margin {nats(facts.margin)}", f"KLD {nats(facts.kld, at_least)}"]
+    if facts.is_root and facts.ref_rank_quant:
+        out.append(f"rank {facts.ref_rank_quant}")
+    return out
 
 
 def _cut_parts(recordings: Sequence[Recording]) -> list[Part]:
@@ -173,19 +213,8 @@ def position_detail(session: Session, position: Position, quant: int, n: int) ->
 def _figures(session: Session, facts: RootFacts, detail: Detail) -> list[Part]:
     out: list[Part] = []
     if facts.state == State.SCORED:
-        kind = {
-            Kind.ROOT: ("near tie", marks.QUIET) if facts.near_tie else ("root", marks.TITLE),
-            Kind.TIE: ("tie, not a root", marks.TIE_STYLE),
-            Kind.AGREE: ("no flip", marks.DIM),
-        }[facts.kind]
-        at_least = "≥" if facts.bounds & Bound.KLD else ""
-        figures = f"margin {nats(facts.margin)}  KLD {nats(facts.kld, at_least)}"
-        if facts.is_root:
-            bound = "≥" if facts.bounds & Bound.REF_P_QUANT else ""
-            figures = f"cost {nats(facts.cost, bound)}  {figures}"
-            rank = facts.ref_rank_quant
-            figures += f"  rank {rank}" if rank else ""
-        out.append((f"{kind[0]}  {figures}", kind[1]))
+        kind, style = _kind_words(facts)
+        out.append(("  ".join([kind, *_figure_words(facts)]), style))
         if session.floor_flips(facts.index):
             out.append(("the reference flips here against itself too (floor)", marks.NEAR_STYLE))
         runs = session.self_run(facts.position, facts.quant)

@@ -72,3 +72,37 @@ async def test_b_goes_on_with_what_was_stopped_and_only_B_begins_anew(tmp_path: 
         await driver.press("B")
         await driver.until(lambda: not driver.review.desk.busy)
         assert session.recall(HERE, 0)["R·r"].id != branch.id
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
+async def test_what_decides_is_on_screen_while_a_root_is_judged(
+    tmp_path: Path, size: tuple[int, int]
+) -> None:
+    session = open_review(tmp_path, near_tie=4.25)
+    add_engines(session, lambda p: [0, 1], lambda p: [4])
+    async with running(session, size) as driver:
+        await driver.press("b")
+        await driver.until(lambda: not driver.review.desk.busy)
+        for words in ("c0:t10  near tie  cost 4.20  margin 4.00", "labelled 0/4"):
+            assert words in driver.lines[0]
+        await driver.press("m")
+        await driver.type("look again")
+        assert "note: look again" in driver.lines[0]
+        await driver.press(".")
+        assert "c0:t13  root  cost 4.50" in driver.lines[0]
+        await driver.press("escape", "escape")
+        assert "4 roots" in driver.lines[0]
+
+
+async def test_on_a_small_screen_keys_go_to_what_is_seen(tmp_path: Path) -> None:
+    session = open_review(tmp_path)
+    add_engines(session, lambda p: [0, 1, 2, 3], lambda p: [4])
+    async with running(session, (80, 24)) as driver:
+        await driver.press("b")
+        await driver.until(lambda: not driver.review.desk.busy)
+        await driver.press("right", "right")
+        assert driver.review.cursor == HERE
+        assert driver.review.focused is driver.review.query_one("#left")
+        await driver.press("escape", "b", "z")
+        assert " alpha" in driver.text
+        assert driver.review.query_one("#left").region.height > 15
