@@ -7,6 +7,7 @@ Must not know: Textual, engines, how a scan is done or a file laid out.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import threading
@@ -196,7 +197,7 @@ def list_(as_json: bool) -> None:
 @cache.command("clear")
 def clear() -> None:
     """Remove all saved indexes but those that a program is filling."""
-    _say_removed(prune(index_folder(), 0, 0))
+    _say_removed(prune(index_folder(), -math.inf))
 
 
 @cache.command("prune")
@@ -215,7 +216,10 @@ def clear() -> None:
     help="Then the longest unused beyond so much in all.",
 )
 def prune_(days: float, megabytes: float) -> None:
-    """Remove saved indexes that are old, or too many. Every scan does so with the defaults."""
+    """Remove saved indexes that are old, or too many. Every scan does so with the defaults.
+
+    The last used stays, whatever its size, and what a program is filling.
+    """
     _say_removed(prune(index_folder(), days, int(megabytes * 1e6)))
 
 
