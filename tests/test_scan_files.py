@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kldtui.cli import cli
 from kldtui.errors import DamagedRecording, KldtuiError, RecordingError, UnsupportedRecording
@@ -149,6 +151,89 @@ def test_damage_is_named_and_nothing_of_it_shown(tmp_path: Path) -> None:
         path.write_bytes(broken)
         with pytest.raises(error, match=words):
             ScanFile.open(path).index()
+
+
+def without_a_sum(data: bytes) -> bytes:
+    """An index file as they once were."""
+    end = data.index(b"\0")
+    return data[: end - 9] + bytes(9) + data[end:]
+
+
+def what_it_says(path: Path) -> list[object]:
+    file = ScanFile.open(path)
+    index, recordings = file.index()
+    tables = [table[:].tobytes() for table in (index.ref, *index.pairs)]
+    about = [
+        (r.path, r.shape, r.problems, r.label_identity, r.tokens(0).tolist()) for r in recordings
+    ]
+    return [file.names, file.floor, index.notes, tables, about]
+
+
+@pytest.mark.parametrize("made_of", ["files", "runs"])
+def test_a_file_from_before_heads_had_a_sum_is_read(tmp_path: Path, made_of: str) -> None:
+    path = index_file_of(tmp_path, made_of)
+    expected = what_it_says(path)
+    path.write_bytes(without_a_sum(path.read_bytes()))
+    assert what_it_says(path) == expected
+
+
+def index_file_of(folder: Path, made_of: str) -> Path:
+    recordings = plain_pair(folder / "data")
+    if made_of == "runs":
+        recordings[0] = open_recording(run_of(recordings[0], folder / "ref.gguf-run", top_n=5))
+    return whole(folder, recordings)[0]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[bytes, list[object]]]:
+    """The bytes of an index file of `.kld` files and of one of runs, and what each says."""
+    out = {}
+    for made_of in ("files", "runs"):
+        folder = tmp_path_factory.mktemp(made_of)
+        path = index_file_of(folder, made_of)
+        name = tmp_path_factory.getbasetemp() / "damaged.scan"
+        name.write_bytes(path.read_bytes())
+        out[made_of] = (path.read_bytes(), what_it_says(name))
+    return out
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=400)
+def test_damage_anywhere_is_named_or_changes_nothing(
+    tmp_path_factory: pytest.TempPathFactory,
+    sound: dict[str, tuple[bytes, list[object]]],
+    data: st.DataObject,
+) -> None:
+    good, expected = sound[data.draw(st.sampled_from(sorted(sound)))]
+    once = data.draw(st.booleans())
+    broken = bytearray(without_a_sum(good) if once else good)
+    in_head = st.integers(0, good.index(b"\0") - 1)
+    at = data.draw(in_head | st.integers(0, len(good) - 1))
+    if data.draw(st.booleans()):
+        broken[at] ^= data.draw(st.integers(1, 255))
+    else:
+        del broken[at:]
+    path = tmp_path_factory.getbasetemp() / "damaged.scan"
+    path.write_bytes(broken)
+    try:
+        said = what_it_says(path)
+        words = ""
+    except KldtuiError as error:
+        said, words = expected, str(error)
+    assert "\n" not in words
+    if not once:  # a head without a sum may say something else, but never fail
+        assert said == expected
+
+
+@pytest.mark.parametrize("length", [b"ffffffffffffffff", b"00000000ffffffff", b"-000000000000001"])
+def test_a_damaged_length_reads_no_more_than_a_head_has(tmp_path: Path, length: bytes) -> None:
+    path, _ = whole(tmp_path, plain_pair(tmp_path / "data"))
+    with path.open("r+b") as file:
+        file.seek(len(b"kldtui-scan 1\n"))
+        file.write(length)
+        os.truncate(path, 1 << 40)  # a hole: takes no space
+    with pytest.raises(DamagedRecording, match="damaged head"):
+        ScanFile.open(path)
 
 
 # -- the command ----------------------------------------------------------------------------------
