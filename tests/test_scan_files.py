@@ -26,7 +26,7 @@ from kldtui.labels import LabelStore, ReviewIdentity
 from kldtui.position import Position
 from kldtui.recordings import Recording, open_recording
 from kldtui.review.session import Session
-from tests.builders import Stream, write_kld
+from tests.builders import Stream, make_logits, make_stream, write_kld
 from tests.builders_index import mixed_pair, plain_pair, same, scan_all
 from tests.builders_run import run_of
 
@@ -111,14 +111,42 @@ def test_parts_joined_are_the_whole(tmp_path: Path, ranges: tuple[tuple[int, int
 
 
 def test_a_part_alone_says_which_it_is_and_leaves_the_rest_pending(tmp_path: Path) -> None:
-    joined = merge_scans(parts_of(tmp_path, (1, 2), (4, 5)), tmp_path / "joined.scan")
+    joined = merge_scans(parts_of(tmp_path, (1, 2), (2, 4)), tmp_path / "joined.scan")
     index, (ref, *_) = joined.index()
-    assert index.notes[0][0] == "holds chunks 1-4 of 6"
+    assert index.notes[0][0] == "holds chunks 1-3 of 6"
     per = index.layout.n // 6
     done = np.flatnonzero(index.ref["state"] != State.PENDING)
-    assert sorted({int(i) // per for i in done}) == [1, 4]
-    assert ref.tokens(4).min() >= 0
-    assert (ref.tokens(2) == -1).all(), "tokens of a chunk that no part holds are unknown"
+    assert sorted({int(i) // per for i in done}) == [1, 2, 3]
+    assert ref.tokens(3).min() >= 0
+    assert (ref.tokens(4) == -1).all(), "tokens of a chunk that the file does not hold are unknown"
+
+
+def test_parts_with_a_gap_between_them_are_not_joined(tmp_path: Path) -> None:
+    """The joined file would claim the chunks of the gap, and never be complete."""
+    out = tmp_path / "joined.scan"
+    parts = parts_of(tmp_path, (5, 6), (0, 1), (2, 3))
+    with pytest.raises(KldtuiError, match=r"no file holds chunk 1, chunks 3-4; scan them") as error:
+        merge_scans(parts, out)
+    assert "\n" not in str(error.value)
+    done = run("scan", "--merge", *parts[1:], "-o", out)
+    assert (done.exit_code, out.exists()) == (2, False)
+    assert "no file holds chunk 1;" in done.stderr
+
+
+def test_a_joined_stream_may_begin_with_an_unknown_token(tmp_path: Path) -> None:
+    parts = []
+    stream = make_stream(2, 32, 40)
+    stream.tokens[1, 0] = -1
+    ref, quant = (
+        open_recording(write_kld(tmp_path / f"{name}.kld", stream, make_logits(stream, seed)))
+        for seed, name in enumerate(("ref", "quant"))
+    )
+    for chunk in (0, 1):
+        index = scan_all(Index(ref, [quant]), chunks=(chunk, chunk + 1), compiled=False)
+        parts.append(tmp_path / f"{chunk}.scan")
+        write_scan(parts[-1], index, ref, [("quant", quant)], chunks=(chunk, chunk + 1))
+    joined = merge_scans(parts, tmp_path / "joined.scan")
+    assert np.array_equal(joined.array("tokens"), stream.tokens.ravel())
 
 
 def test_parts_of_other_recordings_are_not_joined(tmp_path: Path) -> None:
@@ -285,6 +313,7 @@ def test_labels_made_with_the_recordings_fit_the_index_file(tmp_path: Path) -> N
         (["--merge", "{ref}", "-o", "{out}"], "ref.kld: is no index file"),
         (["{ref}", "--quant", "{quant}", "-o", ""], "is a folder"),
         (["--merge", "{ref}", "-o", "{out}", "--chunks", "1-2"], "nothing else"),
+        (["--merge", "{ref}", "-o", "{out}", "--tokenizer", "{ref}"], "nothing else"),
         (["{ref}", "--quant", "{quant}", "--chunks", "2-1"], "ends before it begins"),
         (["{ref}", "--quant", "{quant}", "--chunks", "two"], "write chunks as 0-99"),
         (["{ref}", "--quant", "{quant}", "--chunks", "7-9", "-o", "{out}"], "no chunks 7"),

@@ -22,7 +22,7 @@ from kldtui.cli.progress import show
 from kldtui.errors import KldtuiError
 from kldtui.index import Index, Progress, index_folder, keeper
 from kldtui.index.cache import MAX_BYTES, MAX_DAYS, Saved, prune, saved_tables
-from kldtui.index.scanfile import ScanFile, merge_scans, place_for, write_scan
+from kldtui.index.scanfile import ScanFile, in_words, merge_scans, place_for, write_scan
 from kldtui.labels.identity import identity_of
 from kldtui.recordings import Recording, name_files, open_quant, open_recording
 from kldtui.vocab import find_vocabulary
@@ -94,7 +94,7 @@ def scan(
     if output is not None:
         place_for(output)  # not only after an hour of scanning
     if merge:
-        if quants or floor or chunks or dask or workers:
+        if quants or floor or chunks or dask or workers or tokenizer:
             raise click.UsageError("--merge takes index files and -o FILE, nothing else")
         if output is None:
             raise click.UsageError("--merge: say where to, with -o FILE")
@@ -164,11 +164,11 @@ def _opened(
 
 
 def _say_written(path: Path, file: ScanFile) -> None:
-    a, b = file.chunks
     first, last = file.positions
-    chunks = f"chunk {a}" if b == a + 1 else f"chunks {a}-{b - 1}"
     size = path.stat().st_size
-    words = f"{chunks}, {last - first:,} positions, {', '.join(map(safe, file.names))}"
+    words = (
+        f"{in_words(*file.chunks)}, {last - first:,} positions, {', '.join(map(safe, file.names))}"
+    )
     click.echo(f"wrote {safe(str(path))}: {words}, {size / 1e6:,.1f} MB")
 
 

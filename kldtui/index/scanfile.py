@@ -63,6 +63,11 @@ _KINDS = {
 Arrays = Iterator[tuple[str, NDArray[Any]]]
 
 
+def in_words(a: int, b: int) -> str:
+    """The chunks `a` up to, not including, `b`."""
+    return f"chunk {a}" if b == a + 1 else f"chunks {a}-{b - 1}"
+
+
 def is_scan_file(path: Path) -> bool:
     """Whether a file is an index file, by its first bytes."""
     try:
@@ -295,7 +300,7 @@ class ScanFile:
         if self.chunks != (0, index.layout.n_chunk):
             a, b = self.chunks
             for notes in index.notes:
-                notes.insert(0, f"holds chunks {a}-{b - 1} of {index.layout.n_chunk}")
+                notes.insert(0, f"holds {in_words(a, b)} of {index.layout.n_chunk}")
         return index, recordings
 
 
@@ -388,14 +393,17 @@ class _Given(Keeper):
 
 
 def merge_scans(paths: Sequence[Path], out: Path) -> ScanFile:
-    """Join index files of parts of one stream. Raises KldtuiError naming the first that differs."""
+    """Join index files of parts of one stream; parts may overlap.
+
+    Raises KldtuiError naming the first that differs, or the chunks between parts that none holds:
+    they would stay pending for ever, in a file that claims them.
+    """
     files = [ScanFile.open(path) for path in paths]
     one = files[0]
     for other in files[1:]:
         _check_same(one, other)
+    a, b = _joined_chunks(files)
     layout = one.layout()
-    a = min(file.chunks[0] for file in files)
-    b = max(file.chunks[1] for file in files)
     first, last = int(layout.chunk_slice(a).start), int(layout.chunk_slice(b - 1).stop)
     head = {k: v for k, v in one.head.items() if k != "arrays"}
     head |= {"chunks": [a, b], "positions": [first, last]}
@@ -409,12 +417,9 @@ def merge_scans(paths: Sequence[Path], out: Path) -> ScanFile:
         return whole
 
     def tokens() -> NDArray[np.int32]:
-        parts = [file.recordings()[0] for file in files]
-        chunks = []
-        for chunk in range(a, b):
-            each = (part.tokens(chunk) for part in parts)
-            chunks.append(max(each, key=lambda ids: bool(ids.size) and ids[0] != -1))
-        return np.concatenate(chunks)
+        parts = [(range(*file.chunks), file.recordings()[0]) for file in files]
+        holding = (next(ref for held, ref in parts if chunk in held) for chunk in range(a, b))
+        return np.concatenate([ref.tokens(chunk) for chunk, ref in enumerate(holding, a)])
 
     def arrays() -> Arrays:
         yield "tokens", tokens()
@@ -428,6 +433,22 @@ def merge_scans(paths: Sequence[Path], out: Path) -> ScanFile:
 
     _write(out, head, arrays)
     return ScanFile.open(out)
+
+
+def _joined_chunks(files: Sequence[ScanFile]) -> tuple[int, int]:
+    held = sorted(file.chunks for file in files)
+    first = at = held[0][0]
+    gaps = []
+    for a, b in held:
+        if a > at:
+            gaps.append(in_words(at, a))
+        at = max(at, b)
+    if gaps:
+        raise KldtuiError(
+            f"{files[0].path}: is not joined: no file holds {', '.join(gaps)}; scan them with "
+            "--chunks, and join that file too"
+        )
+    return first, at
 
 
 def _check_same(one: ScanFile, other: ScanFile) -> None:
