@@ -12,8 +12,9 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import click
@@ -104,8 +105,11 @@ def scan(
         raise click.UsageError("give one REF, and quants with --quant; --merge joins index files")
     if not quants and floor is None:
         raise click.UsageError("give at least one quant: --quant FILE")
-    with _opened(files[0], quants, floor, tokenizer) as (ref, named):
-        index = Index(ref, [recording for _, recording in named], keeper())
+    wanted = name_files(quants) + ([("floor", floor)] if floor is not None else [])
+    paths = [files[0], *(path for _, path in wanted)]
+    with _opened(paths, tokenizer) as (ref, *others):
+        named = [(name, other) for (name, _), other in zip(wanted, others, strict=True)]
+        index = Index(ref, others, keeper())
         try:
             if output is None and not index.kept:
                 raise KldtuiError(
@@ -115,8 +119,9 @@ def scan(
             if dask is not None:
                 from kldtui.index.cluster import scan_on_cluster
 
-                paths = [recording.path for _, recording in named]
-                show(lambda _: scan_on_cluster(dask, index, ref.path, paths, chunks), log=True)
+                there = [path.absolute() for path in paths]
+                opened = partial(_opened, there, tokenizer and tokenizer.absolute())
+                show(lambda _: scan_on_cluster(dask, index, opened, chunks), log=True)
             else:
                 count = workers or min(8, os.cpu_count() or 1)
                 show(lambda stop: _scan(index, stop, count, chunks), log=True)
@@ -145,19 +150,15 @@ def _scan(
 
 
 @contextmanager
-def _opened(
-    ref: Path, quants: tuple[str, ...], floor: Path | None, tokenizer: Path | None
-) -> Iterator[tuple[Recording, list[tuple[str, Recording]]]]:
-    opened = [open_recording(ref)]
+def _opened(paths: Sequence[Path], tokenizer: Path | None) -> Iterator[list[Recording]]:
+    """The reference and its quants, here or on a worker of a cluster."""
+    opened = [open_recording(paths[0])]
     try:
-        named = []
-        wanted = name_files(quants) + ([("floor", floor)] if floor is not None else [])
-        for name, path in wanted:
+        for path in paths[1:]:
             opened.append(
                 open_quant(path, opened[0], lambda: find_vocabulary(opened[:1], tokenizer))
             )
-            named.append((name, opened[-1]))
-        yield opened[0], named
+        yield opened
     finally:
         for recording in opened:
             recording.close()

@@ -272,7 +272,7 @@ class Index:
         self, numbers: Sequence[int], stages: Sequence[Stage], chunks: tuple[int, int] | None
     ) -> Progress | None:
         """How far another program is with the quants that it fills; None where it is done."""
-        first, last = self._bounds(chunks)
+        first, last = self.bounds(chunks)
         for stage in stages:
             left = self._left(stage, numbers, first, last)
             if left:
@@ -296,7 +296,8 @@ class Index:
                 table.verify()
         return True
 
-    def _bounds(self, chunks: tuple[int, int] | None) -> tuple[int, int]:
+    def bounds(self, chunks: tuple[int, int] | None) -> tuple[int, int]:
+        """The flat range of chunks `a` up to, not including, `b`, as far as there are; of all."""
         if chunks is None:
             return 0, self.layout.n
         low, high = (min(max(0, c), self.layout.n_chunk) for c in chunks)
@@ -313,7 +314,7 @@ class Index:
         chunks: tuple[int, int] | None,
         fillers: Iterator[Filler],
     ) -> Iterator[Progress]:
-        first, last = self._bounds(chunks)
+        first, last = self.bounds(chunks)
         if self._spans(stage, numbers, first, last).next() is None:
             return
         spans = self._spans(stage, numbers, first, last)
