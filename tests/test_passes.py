@@ -114,7 +114,9 @@ def test_roots_stand_everywhere_before_the_first_kld(
         stages.append(progress.stage)
         if progress.stage == "roots" and progress.done < progress.total:
             assert not index.pairs[0]["rest"].any()
-        assert index.roots_complete == (progress.done == progress.total or stages[-1] == "rest")
+        tables = (index.ref, *index.pairs)
+        roots_stand = all((table["state"] != State.PENDING).all() for table in tables)
+        assert roots_stand == (progress.done == progress.total or stages[-1] == "rest")
     assert stages == sorted(stages, key=["roots", "rest"].index)
     assert index.complete
 

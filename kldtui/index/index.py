@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kldtui.analysis import PAIR_DTYPE, REF_DTYPE, Kernels, NumpyKernels, State, load_fast
-from kldtui.index.absent import NOT_HERE
 from kldtui.index.cache import Keeper, compiled_folder
 from kldtui.index.crew import Crew, Fills, Standby
 from kldtui.index.layout import Layout
@@ -127,22 +126,11 @@ class Index:
     @property
     def complete(self) -> bool:
         """Whether both passes are done everywhere."""
-        n = self.layout.n
-        return not self._any_pending("roots", 0, n) and not self._any_pending("rest", 0, n)
-
-    @property
-    def roots_complete(self) -> bool:
-        """Whether the first pass is done everywhere: no root is missing."""
-        return not self._any_pending("roots", 0, self.layout.n)
-
-    def _any_pending(self, stage: Stage, first: int, last: int) -> bool:
-        return self._spans(stage, self._all, first, last).next() is not None
+        spans = (self._spans(stage, self._all, 0, self.layout.n) for stage in STAGES)
+        return all(each.next() is None for each in spans)
 
     def _take_notes(self) -> list[list[str]]:
-        return [
-            _notes(self._recording, quant, check.common)
-            for quant, check in zip(self._quants, self._checks, strict=True)
-        ]
+        return [check.notes() for check in self._checks]
 
     def release(self) -> None:
         """Give back memory that only mirrors saved tables; what is read next comes back."""
@@ -457,15 +445,3 @@ class Index:
 
 def _is_set(cancel: threading.Event | None) -> bool:
     return cancel is not None and cancel.is_set()
-
-
-def _notes(ref: Recording, quant: Recording, common: int) -> list[str]:
-    """What to know before reading a comparison, a sentence each."""
-    notes = [NOT_HERE] if getattr(ref, "absent", False) else []
-    if ref.shape.n_chunk != common:
-        notes.append(f"compared over {common} of {ref.shape.n_chunk} chunks")
-    elif quant.shape.n_chunk != common:
-        notes.append(f"compared over {common} of the quant's {quant.shape.n_chunk} chunks")
-    for name, recording in ((ref.path.name, ref), (quant.path.name, quant)):
-        notes += [f"{name}: {problem}" for problem in recording.problems]
-    return notes
