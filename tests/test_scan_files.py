@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import json
 import os
 import signal
@@ -25,7 +26,8 @@ from kldtui.cli import cli
 from kldtui.cli.scanning import _opened
 from kldtui.errors import DamagedRecording, KldtuiError, RecordingError, UnsupportedRecording
 from kldtui.index import Index, Keeper, State
-from kldtui.index.scanfile import ScanFile, is_scan_file, merge_scans, write_scan
+from kldtui.index.merge import merge_scans
+from kldtui.index.scanfile import ScanFile, is_scan_file, write_scan
 from kldtui.labels import LabelStore, ReviewIdentity
 from kldtui.position import Position
 from kldtui.recordings import Recording, open_recording
@@ -185,6 +187,23 @@ def test_damage_is_named_and_nothing_of_it_shown(tmp_path: Path) -> None:
         path.write_bytes(broken)
         with pytest.raises(error, match=words):
             ScanFile.open(path).index()
+
+
+def test_a_damaged_file_leaves_nothing_open(tmp_path: Path) -> None:
+    path, _ = whole(tmp_path, plain_pair(tmp_path / "data"))
+    file = ScanFile.open(path)
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 1
+    path.write_bytes(data)
+    before = open_files()
+    with pytest.raises(DamagedRecording):
+        file.index(Keeper(tmp_path / "cache"))
+    assert open_files() == before
+
+
+def open_files() -> int:
+    gc.collect()
+    return len(list(Path("/dev/fd").iterdir()))
 
 
 def without_a_sum(data: bytes) -> bytes:
@@ -483,10 +502,10 @@ def test_a_part_whose_quant_cannot_be_opened_leaves_no_file_open(tmp_path: Path)
     from kldtui.index.cluster import scan_part
 
     ref, _ = plain_pair(tmp_path)
-    before = len(list(Path("/dev/fd").iterdir()))
+    before = open_files()
     with pytest.raises(KldtuiError, match=r"gone\.kld: cannot be opened"):
         scan_part(opener_of(ref.path, tmp_path / "gone.kld"), (0, 1))
-    assert len(list(Path("/dev/fd").iterdir())) == before
+    assert open_files() == before
 
 
 def test_a_scan_that_nothing_would_be_left_of_is_not_begun(

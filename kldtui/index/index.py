@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -83,14 +84,15 @@ class Index:
         self.common_chunks = [check.common for check in self._checks]
         self.layout = Layout.of(ref)
         n = self.layout.n
-        if keeper is None:
-            self.ref = Table.empty(REF_DTYPE, n)
-            self.pairs = [Table.empty(PAIR_DTYPE, n) for _ in quants]
-        else:
-            self.ref = keeper.table([ref], REF_DTYPE, n)
-            self.pairs = [keeper.table([ref, quant], PAIR_DTYPE, n) for quant in quants]
+        tables: list[Table] = []
+        with ExitStack() as opened:
+            for of, dtype in [([ref], REF_DTYPE), *(([ref, q], PAIR_DTYPE) for q in quants)]:
+                tables.append(keeper.table(of, dtype, n) if keeper else Table.empty(dtype, n))
+                opened.callback(tables[-1].close)
+            opened.pop_all()
+        self.ref, *self.pairs = tables
         self._keeper, self._grown, self._closed = keeper, False, False
-        self.notes = self._take_notes()
+        self.notes = [check.notes() for check in self._checks]
         self._wanted = Wanted()
         self._way = way or Way()
         self._even = all(as_even(each) is not None for each in (ref, *quants))
@@ -128,9 +130,6 @@ class Index:
         """Whether both passes are done everywhere."""
         spans = (self._spans(stage, self._all, 0, self.layout.n) for stage in STAGES)
         return all(each.next() is None for each in spans)
-
-    def _take_notes(self) -> list[list[str]]:
-        return [check.notes() for check in self._checks]
 
     def release(self) -> None:
         """Give back memory that only mirrors saved tables; what is read next comes back."""
@@ -278,7 +277,7 @@ class Index:
                 even.examine(cancel)
         if not all(check.finish(cancel) for check in self._checks):
             return False
-        self.notes = self._take_notes()
+        self.notes = [check.notes() for check in self._checks]
         for table in self._tables:
             if table.own():
                 table.verify()
@@ -431,7 +430,7 @@ class Index:
                 self._await(number, before, even.records)
         if grown:
             self._grown = True
-            self.notes = self._take_notes()
+            self.notes = [check.notes() for check in self._checks]
         return grown
 
     def _await(self, number: int, first: int, last: int) -> None:

@@ -1,6 +1,6 @@
 """An index in a file to carry away: made where the recordings are, read where they are not.
 
-Knows: the file's layout, and how files of parts of a stream become one.
+Knows: the file's layout.
 Must not know: what columns mean, screens.
 
 Layout: a magic line, the length of the JSON in 16 hexadecimal digits, JSON, the CRC-32 of all this
@@ -155,11 +155,14 @@ def write_scan(
                 yield f"{number}/{name}", table[name][first:last]
                 table.release()
 
-    _write(path, head, arrays)
+    write_arrays(path, head, arrays)
 
 
-def _write(path: Path, head: dict[str, Any], arrays: Callable[[], Arrays]) -> None:
-    """The file, whole or not at all. arrays: called twice, for the sums and for the bytes."""
+def write_arrays(path: Path, head: Mapping[str, Any], arrays: Callable[[], Arrays]) -> None:
+    """The file, whole or not at all. Raises KldtuiError.
+
+    head: without "arrays". arrays: called twice, for the sums and for the bytes.
+    """
     listed: list[list[Any]] = []
     sums: list[list[Any]] = [
         [name, array.dtype.str, int(array.size), 0, zlib.crc32(np.ascontiguousarray(array).data)]
@@ -373,89 +376,25 @@ class _Given(Keeper):
             table = self._kept.table(recordings, dtype, n)
         else:
             table = Table.empty(dtype, n)
+        try:
+            return self._filled(table, number)
+        except BaseException:
+            table.close()
+            raise
+
+    def _filled(self, table: Table, number: int) -> Table:
         first, last = self._file.positions
         state = self._file.array(f"{number}/state")
         if np.array_equal(table["state"][first:last], state):
             return table
         if not table.own():
-            table = Table.empty(dtype, n)
-        entries = np.zeros(last - first, dtype)
-        for name in dtype.names or ():
+            table.close()
+            table = Table.empty(table.dtype, len(table))
+        entries = np.zeros(last - first, table.dtype)
+        for name in table.names:
             entries[name] = self._file.array(f"{number}/{name}")
         for start in range(0, last - first, _AT_ONCE):
             table.put(first + start, entries[start : start + _AT_ONCE])
         table.save()
         table.release()
         return table
-
-
-# -- joining --------------------------------------------------------------------------------------
-
-
-def merge_scans(paths: Sequence[Path], out: Path) -> ScanFile:
-    """Join index files of parts of one stream; parts may overlap.
-
-    Raises KldtuiError naming the first that differs, or the chunks between parts that none holds:
-    they would stay pending for ever, in a file that claims them.
-    """
-    files = [ScanFile.open(path) for path in paths]
-    one = files[0]
-    for other in files[1:]:
-        _check_same(one, other)
-    a, b = _joined_chunks(files)
-    layout = one.layout()
-    first, last = int(layout.chunk_slice(a).start), int(layout.chunk_slice(b - 1).stop)
-    head = {k: v for k, v in one.head.items() if k != "arrays"}
-    head |= {"chunks": [a, b], "positions": [first, last]}
-
-    def joined(number: int, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
-        whole = np.zeros(last - first, dtype[name])
-        for file in files:
-            low, high = file.positions
-            stands = file.array(f"{number}/state") != 0
-            whole[low - first : high - first][stands] = file.array(f"{number}/{name}")[stands]
-        return whole
-
-    def tokens() -> NDArray[np.int32]:
-        parts = [(range(*file.chunks), file.recordings()[0]) for file in files]
-        holding = (next(ref for held, ref in parts if chunk in held) for chunk in range(a, b))
-        return np.concatenate([ref.tokens(chunk) for chunk, ref in enumerate(holding, a)])
-
-    def arrays() -> Arrays:
-        yield "tokens", tokens()
-        if one.head["even"] is None:
-            for name in ("starts", "t", "lengths"):
-                yield name, one.array(name)
-        for number in range(len(one.head["recordings"])):
-            dtype = PAIR_DTYPE if number else REF_DTYPE
-            for name in dtype.names or ():
-                yield f"{number}/{name}", joined(number, name, dtype)
-
-    _write(out, head, arrays)
-    return ScanFile.open(out)
-
-
-def _joined_chunks(files: Sequence[ScanFile]) -> tuple[int, int]:
-    held = sorted(file.chunks for file in files)
-    first = at = held[0][0]
-    gaps = []
-    for a, b in held:
-        if a > at:
-            gaps.append(in_words(at, a))
-        at = max(at, b)
-    if gaps:
-        raise KldtuiError(
-            f"{files[0].path}: is not joined: no file holds {', '.join(gaps)}; scan them with "
-            "--chunks, and join that file too"
-        )
-    return first, at
-
-
-def _check_same(one: ScanFile, other: ScanFile) -> None:
-    names = f"{other.path} is not of the recordings of {one.path}"
-    if one.names != other.names:
-        raise KldtuiError(f"{names}: quants {', '.join(other.names)}, not {', '.join(one.names)}")
-    for mine, theirs in zip(one.head["recordings"], other.head["recordings"], strict=True):
-        a, b = ({**(each["identity"] or {}), "mtime_ns": None} for each in (mine, theirs))
-        if a != b:
-            raise KldtuiError(f"{names}: {theirs['path']} is another file than {mine['path']}")
