@@ -10,7 +10,6 @@ over, and compared in its last chunk, so that it ends as it would have in one go
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import threading
 import time
@@ -32,7 +31,7 @@ from kldtui.recordings.begun import difference, is_begun
 from kldtui.recordings.kld_writer import record_of
 from kldtui.recordings.run import RunRecording, open_run
 from kldtui.recordings.run_writer import RunWriter
-from kldtui.rows import FullRows, Kept, Rows, TopRows
+from kldtui.rows import FullRows, Rows, TopRows
 from kldtui.spans import call_tokens
 from kldtui.vocab import Vocabulary
 
@@ -262,7 +261,7 @@ class Conversion:
         refs = self._reference(chunk, ts, tokens, scratch)
         pairs: list[Any] = [None] * len(ts)
         for first, block in refs:
-            part = _part(rows, slice(first, first + len(block.stream)))
+            part = rows.part(slice(first, first + len(block.stream)))
             pairs[first : first + len(block.stream)] = zip(
                 block.columns, analyse_pair(block, part), strict=True
             )
@@ -402,18 +401,6 @@ def best_ids(rows: FullRows, i: int, n: int) -> NDArray[np.intp]:
         several = int(np.count_nonzero(codes[ids] == codes[ids[0]]))
         ids = ids[: max(n, several)]
     return ids
-
-
-def _part(rows: Rows, cut: slice) -> Rows:
-    """Some of a block's rows, sharing their memory."""
-    parts: dict[str, Any] = {}
-    for name in (field.name for field in dataclasses.fields(rows)):
-        value = getattr(rows, name)
-        if isinstance(value, np.ndarray | tuple):
-            parts[name] = value[cut]
-        elif isinstance(value, Kept):
-            parts[name] = value.part(cut)
-    return dataclasses.replace(rows, **parts)
 
 
 def _begun(writer: RunWriter, source: Recording, chunk: int) -> bool:

@@ -240,6 +240,19 @@ class TopRows:
     def __len__(self) -> int:
         return int(self.ids.shape[0])
 
+    def part(self, cut: slice) -> TopRows:
+        """Some of the rows, sharing their memory."""
+        return TopRows(
+            self.ids[cut],
+            self.logp[cut],
+            self.stream_ids[cut],
+            self.stream_logp[cut],
+            self.invalid[cut],
+            self.extra[cut],
+            None if self.floor is None else self.floor[cut],
+            None if self.kept is None else self.kept.part(cut),
+        )
+
     def row(self, i: int) -> TopRow:
         known = {int(t): float(v) for t, v in zip(self.ids[i], self.logp[i], strict=True) if t >= 0}
         apart = dict(self.extra[i]) if self.extra else {}

@@ -6,6 +6,7 @@ Must not know: how the scan does it.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kldtui.index import Index, Keeper, Table
+from kldtui.index import Index, Keeper, Kind, Table
 from kldtui.recordings import Recording, open_recording
 from kldtui.recordings.kld_writer import encode
 from tests.builders import (
@@ -86,6 +87,36 @@ def plain_pair(
     return [open_recording(path) for path in paths]
 
 
+def tied_pair(folder: Path, n_vocab: int = 40) -> tuple[list[Recording], list[Kind]]:
+    """A reference and a quant with one best or several each, and how their rows compare."""
+    folder.mkdir(exist_ok=True)
+    agree, root, tie = Kind.AGREE, Kind.ROOT, Kind.TIE
+    late = n_vocab - 3
+    cases = [
+        ((1, late), (1, late), tie),
+        ((1, late), (1,), tie),
+        ((1,), (1, late), tie),
+        ((1, late), (late,), tie),
+        ((late,), (1, late), tie),
+        ((1, late), (7, late), tie),
+        ((1, late), (7,), root),
+        ((7,), (1, late), root),
+        ((1, late), (7, late - 2), root),
+        ((1,), (1,), agree),
+        ((1,), (late,), root),
+    ] * 2
+
+    def record(best: tuple[int, ...]) -> NDArray[np.uint16]:
+        return record_of([65535 if t in best else t % 700 for t in range(n_vocab)])
+
+    stream = make_stream(2, 24, n_vocab)
+    recordings = [
+        open_recording(write_kld(folder / f"{name}.kld", stream, records=list(map(record, bests))))
+        for name, bests in zip(("ref", "quant"), list(zip(*cases, strict=True))[:2], strict=True)
+    ]
+    return recordings, [kind for *_, kind in cases]
+
+
 def scan_all(index: Index, **options: Any) -> Index:
     for _ in index.scan(**options):
         pass
@@ -110,6 +141,12 @@ def same(one: Table, two: Table, near: float = 0.0) -> bool:
         elif not np.allclose(a, b, rtol=0, atol=near, equal_nan=True):
             return False
     return True
+
+
+def open_files() -> int:
+    """How many files this process has open."""
+    gc.collect()
+    return len(list(Path("/dev/fd").iterdir()))
 
 
 SLOW_SCAN = """

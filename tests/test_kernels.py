@@ -87,6 +87,29 @@ def test_the_best_is_found_wherever_it_is_and_the_lowest_of_equals_wins(
         assert second.tolist() == [699, 60_001]
 
 
+@pytest.mark.parametrize(
+    "tied",
+    [
+        (5, 4000),
+        (4000, 4101),  # numpy's kernel looks down 4,096 columns: 4101 lies in one further left
+        (4101, 8190),
+        (5, 4101),
+        (4095, 8192),
+        (3000, 4097, 8995),
+        (8193, 8998),
+    ],
+)
+def test_of_equals_the_lowest_id_wins_wherever_they_lie(
+    tied: tuple[int, ...], fast: Kernels
+) -> None:
+    codes = np.arange(9000) % 700
+    codes[list(tied)] = 60_000
+    rows = decode(np.stack([record(codes, 2e-4, -14.0)]), 9000, 1)
+    for kernels in (NumpyKernels(), fast):
+        ids, top, second, _ = kernels.tops(rows.run())
+        assert (ids[0], top[0], second[0]) == (tied[0], 60_000, 60_000)
+
+
 def test_equal_rows_have_a_kld_of_exactly_nothing(fast: Kernels) -> None:
     rows = rows_of(9000, 4, 3)
     for kernels in (NumpyKernels(), fast):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kldtui.analysis import NumpyKernels
+from kldtui.analysis import Kernels, NumpyKernels, load_fast
 from kldtui.errors import StreamMismatch
 from kldtui.index import Bound, Index, State, streams
 from kldtui.index import index as index_module
@@ -20,13 +20,13 @@ from kldtui.position import Position
 from kldtui.recordings import Recording, open_recording
 from kldtui.recordings.kld import KldReader, KldRecording
 from tests.builders import Stream, make_logits, make_stream, write_kld
-from tests.builders_index import mixed_pair, plain_pair, same, scan_all
+from tests.builders_index import mixed_pair, plain_pair, same, scan_all, tied_pair
 
 
-def slowly(recordings: list[Recording]) -> Index:
+def slowly(recordings: list[Recording], kernels: Kernels | None = None) -> Index:
     """Filled a row at a time by the way that knows every kind of row."""
     index = Index(recordings[0], recordings[1:])
-    worker = Worker(index, recordings[0], recordings[1:], NumpyKernels())
+    worker = Worker(index, recordings[0], recordings[1:], kernels or NumpyKernels())
     numbers = range(len(index.pairs))
     for i in range(index.layout.n):
         worker.first(i, i + 1, numbers)
@@ -75,6 +75,40 @@ def test_rows_that_do_not_sum_to_1_are_marked_by_whichever_kernels_meet(
         assert (slow["bounds"] & Bound.MASS).any()
 
 
+@pytest.mark.parametrize("n_vocab", [40, 8200])
+def test_all_ways_agree_on_what_is_a_tie(tmp_path: Path, n_vocab: int) -> None:
+    recordings, kinds = tied_pair(tmp_path, n_vocab)
+    ways = [
+        slowly(recordings),
+        scan_all(Index(recordings[0], recordings[1:]), compiled=False),
+    ]
+    fast = load_fast(tmp_path / "compiled")
+    if fast is not None:
+        ways += [slowly(recordings, fast), scan_all(Index(recordings[0], recordings[1:]))]
+    for index in ways:
+        assert (index.pairs[0]["state"] == State.SCORED).all()
+        assert index.pairs[0]["kind"].tolist() == kinds
+
+
+@pytest.mark.parametrize("kind", ["quick", "slow"])
+def test_a_pass_takes_nothing_back_that_stands(tmp_path: Path, kind: str) -> None:
+    """Another program, or what somebody waited for, may be ahead of the first pass."""
+    recordings = plain_pair(tmp_path)
+    index = Index(recordings[0], recordings[1:])
+    ahead = [17, 18, 40]
+    for i in ahead:
+        index.scan_position(index.layout.position(i))
+    stood = [table[ahead].tobytes() for table in (index.ref, *index.pairs)]
+    if kind == "quick":
+        scan_all(index, stages=["roots"], compiled=False)
+    else:
+        worker = Worker(index, recordings[0], recordings[1:], NumpyKernels())
+        worker.first(0, index.layout.n, [0])
+    assert (index.pairs[0]["state"] == State.SCORED).all()
+    assert np.flatnonzero(index.pairs[0]["rest"]).tolist() == ahead
+    assert [table[ahead].tobytes() for table in (index.ref, *index.pairs)] == stood
+
+
 def test_two_threads_fill_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recordings = mixed_pair(tmp_path, n_chunk=12)
     one = scan_all(Index(recordings[0], recordings[1:]), compiled=False)
@@ -114,7 +148,9 @@ def test_roots_stand_everywhere_before_the_first_kld(
         stages.append(progress.stage)
         if progress.stage == "roots" and progress.done < progress.total:
             assert not index.pairs[0]["rest"].any()
-        assert index.roots_complete == (progress.done == progress.total or stages[-1] == "rest")
+        tables = (index.ref, *index.pairs)
+        roots_stand = all((table["state"] != State.PENDING).all() for table in tables)
+        assert roots_stand == (progress.done == progress.total or stages[-1] == "rest")
     assert stages == sorted(stages, key=["roots", "rest"].index)
     assert index.complete
 
@@ -249,6 +285,7 @@ def test_the_first_and_the_last_chunk_are_compared_at_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
     monkeypatch.setattr(streams, "_AT_OPEN", 16)
+    monkeypatch.setattr(streams, "_AT_ONCE", 16)
     ref, quant = differing_pair(tmp_path, chunk)
     with pytest.raises(StreamMismatch, match=f"token 5 of chunk {chunk}"):
         Index(ref, [quant])

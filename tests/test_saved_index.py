@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 import time
@@ -29,6 +30,7 @@ from tests.builders_index import (
     scan_all,
     start_slow_scan,
 )
+from tests.builders_run import run_of
 
 
 @pytest.fixture
@@ -130,6 +132,17 @@ def test_a_changed_file_is_never_taken_for_the_scanned_one(
     expected = scan_all(Index(ref, quants), compiled=False)
     assert same(scan_all(index, compiled=False).pairs[0], expected.pairs[0])
     assert np.array_equal(index.ref["ref_id"], expected.ref["ref_id"])
+    index.close()
+
+
+def test_a_changed_run_is_never_taken_for_the_scanned_one(tmp_path: Path, folder: Path) -> None:
+    ref, quant = plain_pair(tmp_path / "data")
+    path = run_of(quant, tmp_path / "quant.gguf-run", top_n=5)
+    kept_index([ref, open_recording(path)], folder).close()
+    touch(path)  # in its middle another digit may have changed: no sample would tell
+    index = Index(ref, [open_recording(path)], Keeper(folder))
+    assert not index.pairs[0]["state"].any()
+    assert index.ref["state"].all(), "the reference is as it was"
     index.close()
 
 
@@ -348,6 +361,37 @@ def test_tables_unused_for_long_or_beyond_the_size_are_removed(
     room = found[0].bytes + found[1].bytes
     assert [each.path for each in prune(folder, 365, room)] == [found[2].path]
     assert {each.path for each in saved_tables(folder)} == {found[0].path, found[1].path}
+
+
+def sized(folder: Path, *megabytes: int) -> list[Path]:
+    """Tables of these sizes, each used a day before the one that is named first."""
+    folder.mkdir()
+    paths = [folder / f"{k}.columns" for k in range(len(megabytes))]
+    for k, (path, size) in enumerate(zip(paths, megabytes, strict=True)):
+        path.write_bytes(bytes(size << 20))
+        aged(path, 1 + k)
+    return paths
+
+
+def test_the_longest_unused_goes_first_however_small_it_is(folder: Path) -> None:
+    new, large, small, smallest = sized(folder, 1, 4, 2, 1)
+    assert [each.path for each in prune(folder, max_bytes=6 << 20)] == [smallest, small]
+    assert [each.path for each in prune(folder, max_bytes=4 << 20)] == [large]
+    assert list(folder.iterdir()) == [new]
+
+
+def test_a_table_that_was_just_used_stays_whatever_its_size(folder: Path) -> None:
+    new, _ = sized(folder, 4, 1)
+    assert len(prune(folder, max_bytes=1 << 20)) == 1
+    assert list(folder.iterdir()) == [new]
+    assert len(prune(folder, max_days=0.5)) == 1, "but not whatever its age"
+
+
+def test_what_is_being_filled_counts_but_stays(folder: Path) -> None:
+    _, middle, filled = sized(folder, 1, 1, 4)
+    with filled.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert [each.path for each in prune(folder, max_bytes=5 << 20)] == [middle]
 
 
 def test_every_scan_sweeps_up_what_is_old(tmp_path: Path, folder: Path) -> None:

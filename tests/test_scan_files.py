@@ -9,23 +9,26 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kldtui.cli import cli
 from kldtui.errors import DamagedRecording, KldtuiError, RecordingError, UnsupportedRecording
 from kldtui.index import Index, Keeper, State
-from kldtui.index.scanfile import ScanFile, is_scan_file, merge_scans, write_scan
+from kldtui.index.merge import merge_scans
+from kldtui.index.scanfile import ScanFile, is_scan_file, write_scan
 from kldtui.labels import LabelStore, ReviewIdentity
 from kldtui.position import Position
 from kldtui.recordings import Recording, open_recording
 from kldtui.review.session import Session
-from tests.builders import Stream, write_kld
-from tests.builders_index import mixed_pair, plain_pair, same, scan_all
+from tests.builders import Stream, make_logits, make_stream, write_kld
+from tests.builders_index import mixed_pair, open_files, plain_pair, same, scan_all
 from tests.builders_run import run_of
 
 
@@ -109,14 +112,42 @@ def test_parts_joined_are_the_whole(tmp_path: Path, ranges: tuple[tuple[int, int
 
 
 def test_a_part_alone_says_which_it_is_and_leaves_the_rest_pending(tmp_path: Path) -> None:
-    joined = merge_scans(parts_of(tmp_path, (1, 2), (4, 5)), tmp_path / "joined.scan")
+    joined = merge_scans(parts_of(tmp_path, (1, 2), (2, 4)), tmp_path / "joined.scan")
     index, (ref, *_) = joined.index()
-    assert index.notes[0][0] == "holds chunks 1-4 of 6"
+    assert index.notes[0][0] == "holds chunks 1-3 of 6"
     per = index.layout.n // 6
     done = np.flatnonzero(index.ref["state"] != State.PENDING)
-    assert sorted({int(i) // per for i in done}) == [1, 4]
-    assert ref.tokens(4).min() >= 0
-    assert (ref.tokens(2) == -1).all(), "tokens of a chunk that no part holds are unknown"
+    assert sorted({int(i) // per for i in done}) == [1, 2, 3]
+    assert ref.tokens(3).min() >= 0
+    assert (ref.tokens(4) == -1).all(), "tokens of a chunk that the file does not hold are unknown"
+
+
+def test_parts_with_a_gap_between_them_are_not_joined(tmp_path: Path) -> None:
+    """The joined file would claim the chunks of the gap, and never be complete."""
+    out = tmp_path / "joined.scan"
+    parts = parts_of(tmp_path, (5, 6), (0, 1), (2, 3))
+    with pytest.raises(KldtuiError, match=r"no file holds chunk 1, chunks 3-4; scan them") as error:
+        merge_scans(parts, out)
+    assert "\n" not in str(error.value)
+    done = run("scan", "--merge", *parts[1:], "-o", out)
+    assert (done.exit_code, out.exists()) == (2, False)
+    assert "no file holds chunk 1;" in done.stderr
+
+
+def test_a_joined_stream_may_begin_with_an_unknown_token(tmp_path: Path) -> None:
+    parts = []
+    stream = make_stream(2, 32, 40)
+    stream.tokens[1, 0] = -1
+    ref, quant = (
+        open_recording(write_kld(tmp_path / f"{name}.kld", stream, make_logits(stream, seed)))
+        for seed, name in enumerate(("ref", "quant"))
+    )
+    for chunk in (0, 1):
+        index = scan_all(Index(ref, [quant]), chunks=(chunk, chunk + 1), compiled=False)
+        parts.append(tmp_path / f"{chunk}.scan")
+        write_scan(parts[-1], index, ref, [("quant", quant)], chunks=(chunk, chunk + 1))
+    joined = merge_scans(parts, tmp_path / "joined.scan")
+    assert np.array_equal(joined.array("tokens"), stream.tokens.ravel())
 
 
 def test_parts_of_other_recordings_are_not_joined(tmp_path: Path) -> None:
@@ -149,6 +180,101 @@ def test_damage_is_named_and_nothing_of_it_shown(tmp_path: Path) -> None:
         path.write_bytes(broken)
         with pytest.raises(error, match=words):
             ScanFile.open(path).index()
+
+
+def test_a_damaged_file_leaves_nothing_open(tmp_path: Path) -> None:
+    path, _ = whole(tmp_path, plain_pair(tmp_path / "data"))
+    file = ScanFile.open(path)
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 1
+    path.write_bytes(data)
+    before = open_files()
+    with pytest.raises(DamagedRecording):
+        file.index(Keeper(tmp_path / "cache"))
+    assert open_files() == before
+
+
+def without_a_sum(data: bytes) -> bytes:
+    """An index file as they once were."""
+    end = data.index(b"\0")
+    return data[: end - 9] + bytes(9) + data[end:]
+
+
+def what_it_says(path: Path) -> list[object]:
+    file = ScanFile.open(path)
+    index, recordings = file.index()
+    tables = [table[:].tobytes() for table in (index.ref, *index.pairs)]
+    about = [
+        (r.path, r.shape, r.problems, r.label_identity, r.tokens(0).tolist()) for r in recordings
+    ]
+    return [file.names, file.floor, index.notes, tables, about]
+
+
+@pytest.mark.parametrize("made_of", ["files", "runs"])
+def test_a_file_from_before_heads_had_a_sum_is_read(tmp_path: Path, made_of: str) -> None:
+    path = index_file_of(tmp_path, made_of)
+    expected = what_it_says(path)
+    path.write_bytes(without_a_sum(path.read_bytes()))
+    assert what_it_says(path) == expected
+
+
+def index_file_of(folder: Path, made_of: str) -> Path:
+    recordings = plain_pair(folder / "data")
+    if made_of == "runs":
+        recordings[0] = open_recording(run_of(recordings[0], folder / "ref.gguf-run", top_n=5))
+    return whole(folder, recordings)[0]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[bytes, list[object]]]:
+    """The bytes of an index file of `.kld` files and of one of runs, and what each says."""
+    out = {}
+    for made_of in ("files", "runs"):
+        folder = tmp_path_factory.mktemp(made_of)
+        path = index_file_of(folder, made_of)
+        name = tmp_path_factory.getbasetemp() / "damaged.scan"
+        name.write_bytes(path.read_bytes())
+        out[made_of] = (path.read_bytes(), what_it_says(name))
+    return out
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=400)
+def test_damage_anywhere_is_named_or_changes_nothing(
+    tmp_path_factory: pytest.TempPathFactory,
+    sound: dict[str, tuple[bytes, list[object]]],
+    data: st.DataObject,
+) -> None:
+    good, expected = sound[data.draw(st.sampled_from(sorted(sound)))]
+    once = data.draw(st.booleans())
+    broken = bytearray(without_a_sum(good) if once else good)
+    in_head = st.integers(0, good.index(b"\0") - 1)
+    at = data.draw(in_head | st.integers(0, len(good) - 1))
+    if data.draw(st.booleans()):
+        broken[at] ^= data.draw(st.integers(1, 255))
+    else:
+        del broken[at:]
+    path = tmp_path_factory.getbasetemp() / "damaged.scan"
+    path.write_bytes(broken)
+    try:
+        said = what_it_says(path)
+        words = ""
+    except KldtuiError as error:
+        said, words = expected, str(error)
+    assert "\n" not in words
+    if not once:  # a head without a sum may say something else, but never fail
+        assert said == expected
+
+
+@pytest.mark.parametrize("length", [b"ffffffffffffffff", b"00000000ffffffff", b"-000000000000001"])
+def test_a_damaged_length_reads_no_more_than_a_head_has(tmp_path: Path, length: bytes) -> None:
+    path, _ = whole(tmp_path, plain_pair(tmp_path / "data"))
+    with path.open("r+b") as file:
+        file.seek(len(b"kldtui-scan 1\n"))
+        file.write(length)
+        os.truncate(path, 1 << 40)  # a hole: takes no space
+    with pytest.raises(DamagedRecording, match="damaged head"):
+        ScanFile.open(path)
 
 
 # -- the command ----------------------------------------------------------------------------------
@@ -200,6 +326,7 @@ def test_labels_made_with_the_recordings_fit_the_index_file(tmp_path: Path) -> N
         (["--merge", "{ref}", "-o", "{out}"], "ref.kld: is no index file"),
         (["{ref}", "--quant", "{quant}", "-o", ""], "is a folder"),
         (["--merge", "{ref}", "-o", "{out}", "--chunks", "1-2"], "nothing else"),
+        (["--merge", "{ref}", "-o", "{out}", "--tokenizer", "{ref}"], "nothing else"),
         (["{ref}", "--quant", "{quant}", "--chunks", "2-1"], "ends before it begins"),
         (["{ref}", "--quant", "{quant}", "--chunks", "two"], "write chunks as 0-99"),
         (["{ref}", "--quant", "{quant}", "--chunks", "7-9", "-o", "{out}"], "no chunks 7"),
@@ -263,56 +390,6 @@ def test_saved_indexes_are_listed_pruned_and_cleared(
     assert "removed 1 tables" in run("cache", "prune").stdout
     assert "removed 1 tables" in run("cache", "clear").stdout
     assert json.loads(run("cache", "list", "--json").stdout) == []
-
-
-# -- clusters -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def scheduler() -> Iterator[str]:
-    """A cluster of two processes on this machine."""
-    distributed = pytest.importorskip("distributed", reason="needs dask (kldtui[dask])")
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, dashboard_address=None, processes=True
-    ) as cluster:
-        yield cluster.scheduler_address
-
-
-def test_a_cluster_of_two_processes_scans_what_one_does(
-    tmp_path: Path, scheduler: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mixed_pair(tmp_path, n_chunk=9)
-    words: list[str | Path] = ["--quant", tmp_path / "q1.kld", "--quant", tmp_path / "q2.kld"]
-    monkeypatch.setenv("KLDTUI_CACHE", str(tmp_path / "one"))
-    done = run("scan", tmp_path / "ref.kld", *words, "-o", tmp_path / "x", "--dask", scheduler)
-    assert done.exit_code == 0, done.output
-    monkeypatch.setenv("KLDTUI_CACHE", str(tmp_path / "other"))
-    alone: list[str | Path] = ["-o", tmp_path / "y", "--workers", "1"]
-    assert run("scan", tmp_path / "ref.kld", *words, *alone).exit_code == 0
-    one, two = (ScanFile.open(tmp_path / name).index()[0] for name in "xy")
-    for a, b in zip([one.ref, *one.pairs], [two.ref, *two.pairs], strict=True):
-        assert same(a, b, near=1e-5)
-
-
-def test_a_worker_that_cannot_see_the_files_is_an_error_in_words(
-    tmp_path: Path, scheduler: str
-) -> None:
-    from kldtui.index.cluster import scan_on_cluster
-
-    ref, quant = plain_pair(tmp_path)
-    with pytest.raises(KldtuiError, match="cannot be opened"):
-        list(scan_on_cluster(scheduler, Index(ref, [quant]), tmp_path / "gone.kld", [quant.path]))
-
-
-def test_a_scheduler_that_does_not_answer_is_named(tmp_path: Path) -> None:
-    pytest.importorskip("distributed", reason="needs dask (kldtui[dask])")
-    from kldtui.index import cluster
-
-    ref, quant = plain_pair(tmp_path)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cluster, "_WAIT_SECONDS", 1)
-        with pytest.raises(KldtuiError, match="no scheduler answers"):
-            list(cluster.scan_on_cluster("tcp://127.0.0.1:9", Index(ref, [quant]), ref.path, []))
 
 
 def test_a_scan_that_nothing_would_be_left_of_is_not_begun(

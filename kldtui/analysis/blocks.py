@@ -63,7 +63,7 @@ class RefRows:
     def part(self, start: int, stop: int) -> RefRows:
         """The rows `start:stop`, sharing their memory."""
         cut = slice(start, stop)
-        return RefRows(_cut(self.rows, cut), self.stream[cut], self.columns[cut])
+        return RefRows(self.rows.part(cut), self.stream[cut], self.columns[cut])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class RefBlock(RefRows):
             return self
         cut = slice(start, stop)
         return RefBlock(
-            _cut(self.rows, cut), self.stream[cut], self.columns[cut], self.tops.part(cut)
+            self.rows.part(cut), self.stream[cut], self.columns[cut], self.tops.part(cut)
         )
 
 
@@ -344,18 +344,3 @@ def analyse_pair(ref: RefBlock, quant: Rows, kernels: Kernels | None = None) -> 
     with np.errstate(all="ignore"):
         second_pair(ref, quant, out, kernels)
     return out
-
-
-def _cut(rows: Rows, cut: slice) -> Rows:
-    if isinstance(rows, FullRows):
-        return rows.part(cut)
-    return TopRows(
-        rows.ids[cut],
-        rows.logp[cut],
-        rows.stream_ids[cut],
-        rows.stream_logp[cut],
-        rows.invalid[cut],
-        rows.extra[cut],
-        None if rows.floor is None else rows.floor[cut],
-        None if rows.kept is None else rows.kept.part(cut),
-    )

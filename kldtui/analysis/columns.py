@@ -42,7 +42,6 @@ class Bound(IntFlag):
 
     REF_P_QUANT = 1
     QUANT_P_REF = 2
-    QUANT_P_QUANT = 4
     REF_STREAM = 8
     QUANT_STREAM = 16
     KLD = 32

@@ -6,12 +6,14 @@ Must not know: Textual, engines, how a scan is done or a file laid out.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import click
@@ -21,7 +23,8 @@ from kldtui.cli.progress import show
 from kldtui.errors import KldtuiError
 from kldtui.index import Index, Progress, index_folder, keeper
 from kldtui.index.cache import MAX_BYTES, MAX_DAYS, Saved, prune, saved_tables
-from kldtui.index.scanfile import ScanFile, merge_scans, place_for, write_scan
+from kldtui.index.merge import merge_scans
+from kldtui.index.scanfile import ScanFile, in_words, place_for, write_scan
 from kldtui.labels.identity import identity_of
 from kldtui.recordings import Recording, name_files, open_quant, open_recording
 from kldtui.vocab import find_vocabulary
@@ -93,7 +96,7 @@ def scan(
     if output is not None:
         place_for(output)  # not only after an hour of scanning
     if merge:
-        if quants or floor or chunks or dask or workers:
+        if quants or floor or chunks or dask or workers or tokenizer:
             raise click.UsageError("--merge takes index files and -o FILE, nothing else")
         if output is None:
             raise click.UsageError("--merge: say where to, with -o FILE")
@@ -103,8 +106,11 @@ def scan(
         raise click.UsageError("give one REF, and quants with --quant; --merge joins index files")
     if not quants and floor is None:
         raise click.UsageError("give at least one quant: --quant FILE")
-    with _opened(files[0], quants, floor, tokenizer) as (ref, named):
-        index = Index(ref, [recording for _, recording in named], keeper())
+    wanted = name_files(quants) + ([("floor", floor)] if floor is not None else [])
+    paths = [files[0], *(path for _, path in wanted)]
+    with _opened(paths, tokenizer) as (ref, *others):
+        named = [(name, other) for (name, _), other in zip(wanted, others, strict=True)]
+        index = Index(ref, others, keeper())
         try:
             if output is None and not index.kept:
                 raise KldtuiError(
@@ -114,8 +120,9 @@ def scan(
             if dask is not None:
                 from kldtui.index.cluster import scan_on_cluster
 
-                paths = [recording.path for _, recording in named]
-                show(lambda _: scan_on_cluster(dask, index, ref.path, paths, chunks), log=True)
+                there = [path.absolute() for path in paths]
+                opened = partial(_opened, there, tokenizer and tokenizer.absolute())
+                show(lambda _: scan_on_cluster(dask, index, opened, chunks), log=True)
             else:
                 count = workers or min(8, os.cpu_count() or 1)
                 show(lambda stop: _scan(index, stop, count, chunks), log=True)
@@ -144,30 +151,26 @@ def _scan(
 
 
 @contextmanager
-def _opened(
-    ref: Path, quants: tuple[str, ...], floor: Path | None, tokenizer: Path | None
-) -> Iterator[tuple[Recording, list[tuple[str, Recording]]]]:
-    opened = [open_recording(ref)]
+def _opened(paths: Sequence[Path], tokenizer: Path | None) -> Iterator[list[Recording]]:
+    """The reference and its quants, here or on a worker of a cluster."""
+    opened = [open_recording(paths[0])]
     try:
-        named = []
-        wanted = name_files(quants) + ([("floor", floor)] if floor is not None else [])
-        for name, path in wanted:
+        for path in paths[1:]:
             opened.append(
                 open_quant(path, opened[0], lambda: find_vocabulary(opened[:1], tokenizer))
             )
-            named.append((name, opened[-1]))
-        yield opened[0], named
+        yield opened
     finally:
         for recording in opened:
             recording.close()
 
 
 def _say_written(path: Path, file: ScanFile) -> None:
-    a, b = file.chunks
     first, last = file.positions
-    chunks = f"chunk {a}" if b == a + 1 else f"chunks {a}-{b - 1}"
     size = path.stat().st_size
-    words = f"{chunks}, {last - first:,} positions, {', '.join(map(safe, file.names))}"
+    words = (
+        f"{in_words(*file.chunks)}, {last - first:,} positions, {', '.join(map(safe, file.names))}"
+    )
     click.echo(f"wrote {safe(str(path))}: {words}, {size / 1e6:,.1f} MB")
 
 
@@ -196,7 +199,7 @@ def list_(as_json: bool) -> None:
 @cache.command("clear")
 def clear() -> None:
     """Remove all saved indexes but those that a program is filling."""
-    _say_removed(prune(index_folder(), 0, 0))
+    _say_removed(prune(index_folder(), -math.inf))
 
 
 @cache.command("prune")
@@ -215,7 +218,10 @@ def clear() -> None:
     help="Then the longest unused beyond so much in all.",
 )
 def prune_(days: float, megabytes: float) -> None:
-    """Remove saved indexes that are old, or too many. Every scan does so with the defaults."""
+    """Remove saved indexes that are old, or too many. Every scan does so with the defaults.
+
+    The last used stays, whatever its size, and what a program is filling.
+    """
     _say_removed(prune(index_folder(), days, int(megabytes * 1e6)))
 
 

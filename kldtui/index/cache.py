@@ -170,17 +170,19 @@ def _look(path: Path) -> tuple[tuple[str, ...], int, bool]:
 def prune(folder: Path, max_days: float = MAX_DAYS, max_bytes: int = MAX_BYTES) -> list[Saved]:
     """Remove what was not used for so long, then the longest unused beyond so much in all.
 
-    Tables that a program is filling stay. Gives what was removed.
+    Tables that a program is filling count, but stay; so does the last used, whatever its size.
+    Gives what was removed, the longest unused first.
     """
-    now, kept_bytes, removed = time.time(), 0, []
-    for each in saved_tables(folder):
+    now, found, removed = time.time(), saved_tables(folder), []
+    in_all = sum(each.bytes for each in found)
+    for each in reversed(found):
         old = now - each.used > max_days * _SECONDS_A_DAY
-        if not each.busy and (old or kept_bytes + each.bytes > max_bytes):
+        beyond = in_all > max_bytes and each is not found[0]
+        if not each.busy and (old or beyond):
             with contextlib.suppress(OSError):
                 each.path.unlink()
                 removed.append(each)
-            continue
-        kept_bytes += each.bytes
+                in_all -= each.bytes
     with contextlib.suppress(OSError):
         for path in folder.glob(".new-*"):
             if now - path.stat().st_mtime > _NEW_SECONDS:

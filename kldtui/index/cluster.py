@@ -1,7 +1,7 @@
 """A scan spread over the workers of a dask cluster (`kldtui[dask]`), chunks mapped over them.
 
 Knows: dask.distributed, and how parts of a scan come together.
-Must not know: how a part is scanned, screens.
+Must not know: how recordings are opened, how a part is scanned, screens.
 
 Every worker must see the recordings under the same paths, and have kldtui installed.
 """
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,38 +20,31 @@ import numpy as np
 from kldtui.analysis import Columns, State
 from kldtui.errors import KldtuiError
 from kldtui.index.index import Index, Progress
-from kldtui.recordings import open_recording
+from kldtui.recordings import Recording
+
+Opener = Callable[[], AbstractContextManager[Sequence[Recording]]]
+"""Opens the reference and its quants, wherever it is called, and closes them; it is pickled."""
 
 _PARTS_A_WORKER = 4
 _WAIT_SECONDS = 30
 
 
-def scan_part(
-    ref: str, quants: Sequence[str], chunks: tuple[int, int]
-) -> tuple[int, list[Columns]]:
+def scan_part(opened: Opener, chunks: tuple[int, int]) -> tuple[int, list[Columns]]:
     """Scan some chunks here: the first flat index, and the entries of every table."""
-    opened = [open_recording(path) for path in (ref, *quants)]
-    try:
-        index = Index(opened[0], opened[1:])
+    with opened() as (ref, *quants):
+        index = Index(ref, quants)
         for _ in index.scan(chunks=chunks):
             pass
-        a, b = chunks
-        first = int(index.layout.chunk_slice(a).start)
-        last = int(index.layout.chunk_slice(b - 1).stop)
+        first, last = index.bounds(chunks)
         return first, [table[first:last] for table in (index.ref, *index.pairs)]
-    finally:
-        for recording in opened:
-            recording.close()
 
 
 def scan_on_cluster(
-    scheduler: str,
-    index: Index,
-    ref: Path,
-    quants: Sequence[Path],
-    chunks: tuple[int, int] | None = None,
+    scheduler: str, index: Index, opened: Opener, chunks: tuple[int, int] | None = None
 ) -> Iterator[Progress]:
     """Fill an index by the workers of a cluster; yields as parts come in.
+
+    opened: what the index is of, by paths that every worker sees.
 
     Raises KldtuiError where dask is not installed, the scheduler does not answer, it has no
     workers, or a worker fails. What came in stays; leaving the iteration cancels the rest.
@@ -68,21 +61,27 @@ def scan_on_cluster(
         workers = len(client.scheduler_info(n_workers=-1)["workers"])
         if not workers:
             raise KldtuiError(f"--dask {scheduler}: the cluster has no workers")
-        paths = [str(path.absolute()) for path in (ref, *quants)]
-        futures = client.map(
-            partial(scan_part, paths[0], paths[1:]),
-            parts(index, workers * _PARTS_A_WORKER, chunks),
-            pure=False,
-        )
+        todo = parts(index, workers * _PARTS_A_WORKER, chunks)
+        futures = client.map(partial(scan_part, opened), todo, pure=False)
         try:
             arriving = as_completed(futures, with_results=True, loop=client.loop)
-            yield from _gather(index, arriving)
+            yield from _gather(index, arriving, todo, chunks)
         finally:
             client.cancel(futures)
 
 
-def _gather(index: Index, arriving: Any) -> Iterator[Progress]:
-    began, done, total = time.monotonic(), 0, index.layout.n
+def _gather(
+    index: Index,
+    arriving: Any,
+    todo: Sequence[tuple[int, int]],
+    chunks: tuple[int, int] | None,
+) -> Iterator[Progress]:
+    def count(chunks: tuple[int, int] | None) -> int:
+        first, last = index.bounds(chunks)
+        return last - first
+
+    began, total = time.monotonic(), count(chunks)
+    done = stood = total - sum(map(count, todo))
     try:
         for _, (first, entries) in arriving:
             for table, new in zip((index.ref, *index.pairs), entries, strict=True):
@@ -90,7 +89,7 @@ def _gather(index: Index, arriving: Any) -> Iterator[Progress]:
                 table.put(first, new, where=pending)
             done += len(entries[0])
             seconds = time.monotonic() - began
-            left = (total - done) * seconds / done if done else None
+            left = (total - done) * seconds / (done - stood) if done > stood else None
             yield Progress(done, total, 0.0, left, first, first + len(entries[0]), "rest")
     except KldtuiError:
         raise
@@ -100,17 +99,19 @@ def _gather(index: Index, arriving: Any) -> Iterator[Progress]:
 
 def parts(index: Index, count: int, chunks: tuple[int, int] | None) -> list[tuple[int, int]]:
     """Chunks with positions that are pending, in about so many ranges."""
-    layout = index.layout
-    a, b = chunks if chunks is not None else (0, layout.n_chunk)
-    a, b = max(0, a), min(b, layout.n_chunk)
-    edges = np.unique(np.linspace(a, b, min(count, max(1, b - a)) + 1).astype(int)).tolist()
+    n_chunk = index.layout.n_chunk
+    a, b = chunks if chunks is not None else (0, n_chunk)
+    a, b = max(0, a), min(b, n_chunk)
+    if a >= b:
+        return []
+    edges = np.unique(np.linspace(a, b, min(count, b - a) + 1).astype(int)).tolist()
     out = []
-    for low, high in itertools.pairwise(edges):
-        where = slice(layout.chunk_slice(low).start, layout.chunk_slice(high - 1).stop)
+    for part in itertools.pairwise(edges):
+        where = slice(*index.bounds(part))
         stands = index.ref["state"][where].all()
         stands &= all(
             pair["state"][where].all() and pair["rest"][where].all() for pair in index.pairs
         )
         if not stands:
-            out.append((low, high))
+            out.append(part)
     return out

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -20,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kldtui.analysis import PAIR_DTYPE, REF_DTYPE, Kernels, NumpyKernels, State, load_fast
-from kldtui.index.absent import NOT_HERE
 from kldtui.index.cache import Keeper, compiled_folder
 from kldtui.index.crew import Crew, Fills, Standby
 from kldtui.index.layout import Layout
@@ -84,14 +84,15 @@ class Index:
         self.common_chunks = [check.common for check in self._checks]
         self.layout = Layout.of(ref)
         n = self.layout.n
-        if keeper is None:
-            self.ref = Table.empty(REF_DTYPE, n)
-            self.pairs = [Table.empty(PAIR_DTYPE, n) for _ in quants]
-        else:
-            self.ref = keeper.table([ref], REF_DTYPE, n)
-            self.pairs = [keeper.table([ref, quant], PAIR_DTYPE, n) for quant in quants]
+        tables: list[Table] = []
+        with ExitStack() as opened:
+            for of, dtype in [([ref], REF_DTYPE), *(([ref, q], PAIR_DTYPE) for q in quants)]:
+                tables.append(keeper.table(of, dtype, n) if keeper else Table.empty(dtype, n))
+                opened.callback(tables[-1].close)
+            opened.pop_all()
+        self.ref, *self.pairs = tables
         self._keeper, self._grown, self._closed = keeper, False, False
-        self.notes = self._take_notes()
+        self.notes = [check.notes() for check in self._checks]
         self._wanted = Wanted()
         self._way = way or Way()
         self._even = all(as_even(each) is not None for each in (ref, *quants))
@@ -127,22 +128,8 @@ class Index:
     @property
     def complete(self) -> bool:
         """Whether both passes are done everywhere."""
-        n = self.layout.n
-        return not self._any_pending("roots", 0, n) and not self._any_pending("rest", 0, n)
-
-    @property
-    def roots_complete(self) -> bool:
-        """Whether the first pass is done everywhere: no root is missing."""
-        return not self._any_pending("roots", 0, self.layout.n)
-
-    def _any_pending(self, stage: Stage, first: int, last: int) -> bool:
-        return self._spans(stage, self._all, first, last).next() is not None
-
-    def _take_notes(self) -> list[list[str]]:
-        return [
-            _notes(self._recording, quant, check.common)
-            for quant, check in zip(self._quants, self._checks, strict=True)
-        ]
+        spans = (self._spans(stage, self._all, 0, self.layout.n) for stage in STAGES)
+        return all(each.next() is None for each in spans)
 
     def release(self) -> None:
         """Give back memory that only mirrors saved tables; what is read next comes back."""
@@ -272,7 +259,7 @@ class Index:
         self, numbers: Sequence[int], stages: Sequence[Stage], chunks: tuple[int, int] | None
     ) -> Progress | None:
         """How far another program is with the quants that it fills; None where it is done."""
-        first, last = self._bounds(chunks)
+        first, last = self.bounds(chunks)
         for stage in stages:
             left = self._left(stage, numbers, first, last)
             if left:
@@ -290,13 +277,14 @@ class Index:
                 even.examine(cancel)
         if not all(check.finish(cancel) for check in self._checks):
             return False
-        self.notes = self._take_notes()
+        self.notes = [check.notes() for check in self._checks]
         for table in self._tables:
             if table.own():
                 table.verify()
         return True
 
-    def _bounds(self, chunks: tuple[int, int] | None) -> tuple[int, int]:
+    def bounds(self, chunks: tuple[int, int] | None) -> tuple[int, int]:
+        """The flat range of chunks `a` up to, not including, `b`, as far as there are; of all."""
         if chunks is None:
             return 0, self.layout.n
         low, high = (min(max(0, c), self.layout.n_chunk) for c in chunks)
@@ -313,7 +301,7 @@ class Index:
         chunks: tuple[int, int] | None,
         fillers: Iterator[Filler],
     ) -> Iterator[Progress]:
-        first, last = self._bounds(chunks)
+        first, last = self.bounds(chunks)
         if self._spans(stage, numbers, first, last).next() is None:
             return
         spans = self._spans(stage, numbers, first, last)
@@ -442,7 +430,7 @@ class Index:
                 self._await(number, before, even.records)
         if grown:
             self._grown = True
-            self.notes = self._take_notes()
+            self.notes = [check.notes() for check in self._checks]
         return grown
 
     def _await(self, number: int, first: int, last: int) -> None:
@@ -456,15 +444,3 @@ class Index:
 
 def _is_set(cancel: threading.Event | None) -> bool:
     return cancel is not None and cancel.is_set()
-
-
-def _notes(ref: Recording, quant: Recording, common: int) -> list[str]:
-    """What to know before reading a comparison, a sentence each."""
-    notes = [NOT_HERE] if getattr(ref, "absent", False) else []
-    if ref.shape.n_chunk != common:
-        notes.append(f"compared over {common} of {ref.shape.n_chunk} chunks")
-    elif quant.shape.n_chunk != common:
-        notes.append(f"compared over {common} of the quant's {quant.shape.n_chunk} chunks")
-    for name, recording in ((ref.path.name, ref), (quant.path.name, quant)):
-        notes += [f"{name}: {problem}" for problem in recording.problems]
-    return notes

@@ -1,12 +1,13 @@
 """An index in a file to carry away: made where the recordings are, read where they are not.
 
-Knows: the file's layout, and how files of parts of a stream become one.
+Knows: the file's layout.
 Must not know: what columns mean, screens.
 
-Layout: a magic line, the length of what follows in 16 hexadecimal digits, JSON, zero bytes up to
-a multiple of 4,096; then arrays, one behind the other, as the JSON lists them: name, dtype, count,
-offset, CRC-32. Of a stream's chunks it holds those from `chunks[0]` up to, not including,
-`chunks[1]`: their tokens, and the columns of their positions.
+Layout: a magic line, the length of the JSON in 16 hexadecimal digits, JSON, the CRC-32 of all this
+in 8 digits (files once had zeros there), zero bytes up to a multiple of 4,096; then arrays, one
+behind the other, as the JSON lists them: name, dtype, count, offset, CRC-32. Of a stream's chunks
+it holds those from `chunks[0]` up to, not including, `chunks[1]`: their tokens, and the columns of
+their positions.
 """
 
 from __future__ import annotations
@@ -45,10 +46,26 @@ from kldtui.recordings.base import Recording, as_even
 MAGIC = b"kldtui-scan "
 _VERSION = b"1\n"
 _DIGITS = 16
+_START = len(MAGIC) + len(_VERSION) + _DIGITS + 1
+_SUM = 9
+_LONGEST = 1 << 26
+"""Bytes of JSON in a head."""
 _PAGE = 4096
 _AT_ONCE = 1 << 16
 
+_KINDS = {
+    **dict.fromkeys(("name", "path", "format"), str),
+    **dict.fromkeys(("version", "n_ctx", "n_vocab", "n_chunk", "records", "records_expected"), int),
+    **{"full": bool, "problems": list, "identity": dict | None, "label_identity": dict | None},
+}
+"""What the head says of a recording (`describe`), as far as anything rests on it."""
+
 Arrays = Iterator[tuple[str, NDArray[Any]]]
+
+
+def in_words(a: int, b: int) -> str:
+    """The chunks `a` up to, not including, `b`."""
+    return f"chunk {a}" if b == a + 1 else f"chunks {a}-{b - 1}"
 
 
 def is_scan_file(path: Path) -> bool:
@@ -138,11 +155,14 @@ def write_scan(
                 yield f"{number}/{name}", table[name][first:last]
                 table.release()
 
-    _write(path, head, arrays)
+    write_arrays(path, head, arrays)
 
 
-def _write(path: Path, head: dict[str, Any], arrays: Callable[[], Arrays]) -> None:
-    """The file, whole or not at all. arrays: called twice, for the sums and for the bytes."""
+def write_arrays(path: Path, head: Mapping[str, Any], arrays: Callable[[], Arrays]) -> None:
+    """The file, whole or not at all. Raises KldtuiError.
+
+    head: without "arrays". arrays: called twice, for the sums and for the bytes.
+    """
     listed: list[list[Any]] = []
     sums: list[list[Any]] = [
         [name, array.dtype.str, int(array.size), 0, zlib.crc32(np.ascontiguousarray(array).data)]
@@ -185,8 +205,13 @@ def _head(head: Mapping[str, Any], size: int) -> bytes:
     """Magic, length, JSON, padding; at least `size` bytes. Offsets get room to grow into."""
     text = json.dumps(head).encode("ascii")
     out = MAGIC + _VERSION + f"{len(text):0{_DIGITS}x}\n".encode() + text
+    out += _sum(out)
     room = size or len(out) + 24 * len(head["arrays"])
     return out.ljust(-(-room // _PAGE) * _PAGE, b"\0")
+
+
+def _sum(head: bytes) -> bytes:
+    return f"\n{zlib.crc32(head):08x}".encode()
 
 
 # -- reading --------------------------------------------------------------------------------------
@@ -205,8 +230,8 @@ class ScanFile:
         """Raises DamagedRecording, UnsupportedRecording, RecordingError."""
         try:
             with path.open("rb") as file:
-                head, raw = _read_head(path, file.read(len(MAGIC) + 2 + _DIGITS + 1), file.read)
                 size = os.fstat(file.fileno()).st_size
+                head, raw = _read_head(path, file, size)
         except OSError as error:
             raise RecordingError(f"{path}: cannot be opened: {error.strerror}") from None
         out = cls(path, head, {"size": size, "head": zlib.crc32(raw)})
@@ -233,14 +258,16 @@ class ScanFile:
         return bool(self.head["floor"])
 
     def array(self, name: str) -> NDArray[Any]:
-        """One array, whole. Raises DamagedRecording where its sum is another."""
-        for known, dtype, count, offset, total in self.head["arrays"]:
-            if known == name:
-                out = np.fromfile(self.path, dtype, count, offset=offset)
-                if zlib.crc32(out.data) != total:
-                    raise DamagedRecording(f"{self.path}: is damaged in {name}; copy it again")
-                return out
-        raise DamagedRecording(f"{self.path}: lacks {name}")
+        """One array, whole. Raises DamagedRecording where its sum is another, RecordingError."""
+        listed = {known: place for known, *place in self.head["arrays"]}
+        dtype, count, offset, total = listed[name]
+        try:
+            out = np.fromfile(self.path, dtype, count, offset=offset)
+        except OSError as error:
+            raise RecordingError(f"{self.path}: cannot be read: {error.strerror}") from None
+        if zlib.crc32(out.data) != total:
+            raise DamagedRecording(f"{self.path}: is damaged in {name}; copy it again")
+        return out
 
     def layout(self) -> Layout:
         """Where the positions of the whole stream lie."""
@@ -276,25 +303,62 @@ class ScanFile:
         if self.chunks != (0, index.layout.n_chunk):
             a, b = self.chunks
             for notes in index.notes:
-                notes.insert(0, f"holds chunks {a}-{b - 1} of {index.layout.n_chunk}")
+                notes.insert(0, f"holds {in_words(a, b)} of {index.layout.n_chunk}")
         return index, recordings
 
 
-def _read_head(
-    path: Path, start: bytes, read: Callable[[int], bytes]
-) -> tuple[dict[str, Any], bytes]:
+def _read_head(path: Path, file: BinaryIO, size: int) -> tuple[dict[str, Any], bytes]:
+    start = file.read(_START)
     if not start.startswith(MAGIC):
         raise NotARecording(f"{path}: is no index file; `kldtui scan … -o FILE` makes one")
     if not start.startswith(MAGIC + _VERSION):
         raise UnsupportedRecording(f"{path}: is an index file of another version of kldtui")
     try:
-        raw = read(int(start[len(MAGIC) + 2 :], 16))
+        length = int(start[-_DIGITS - 1 :], 16)
+        if not 0 < length <= min(size, _LONGEST):
+            raise ValueError("a length that no head has")
+        raw, total = file.read(length), file.read(_SUM)
+        if total.strip(b"\0") and total != _sum(start + raw):
+            raise ValueError("another sum")
         head = json.loads(raw)
-        for key in ("recordings", "chunks", "positions", "n", "arrays", "even", "floor"):
-            head[key]
-    except (ValueError, KeyError, TypeError):
+        _check_head(head)
+    except (ValueError, LookupError, TypeError):
         raise DamagedRecording(f"{path}: has a damaged head; copy it again") from None
     return head, raw
+
+
+def _check_head(head: Any) -> None:
+    """Raises ValueError, LookupError, TypeError where what a head says does not go together: where
+    it has no sum, nothing else tells."""
+    recordings, n, even, _ = head["recordings"], head["n"], head["even"], head["floor"]
+    (a, b), (first, last) = head["chunks"], head["positions"]
+    for about in recordings:
+        if any(not isinstance(about[key], kind) for key, kind in _KINDS.items()):
+            raise TypeError("a recording that is none")
+    n_chunk, n_ctx = recordings[0]["n_chunk"], recordings[0]["n_ctx"]
+    numbers = [n, a, b, first, last, *(even or ())]
+    counts = {}
+    for name, dtype, count, offset, total in head["arrays"]:
+        counts[name] = count
+        numbers += [count, offset, total]
+        if np.dtype(dtype).kind not in "iuf":
+            raise TypeError("an array of no numbers")
+    if any(type(number) is not int or number < 0 for number in numbers):
+        raise TypeError("a number that is none")
+    expected = {
+        f"{number}/{name}": last - first
+        for number in range(len(recordings))
+        for name in (PAIR_DTYPE if number else REF_DTYPE).names or ()
+    }
+    if even is None:
+        expected |= {"starts": n_chunk + 1, "t": n, "lengths": n_chunk, "tokens": counts["tokens"]}
+        lies_so = 0 <= first <= last <= n
+    else:
+        _, per_chunk = even
+        expected["tokens"] = (b - a) * n_ctx
+        lies_so = [first, last, n] == [min(n, k * per_chunk) for k in (a, b, n_chunk)]
+    if not (0 <= a < b <= n_chunk and lies_so and counts == expected):
+        raise ValueError("arrays of other chunks")
 
 
 class _Given(Keeper):
@@ -312,73 +376,25 @@ class _Given(Keeper):
             table = self._kept.table(recordings, dtype, n)
         else:
             table = Table.empty(dtype, n)
+        try:
+            return self._filled(table, number)
+        except BaseException:
+            table.close()
+            raise
+
+    def _filled(self, table: Table, number: int) -> Table:
         first, last = self._file.positions
         state = self._file.array(f"{number}/state")
         if np.array_equal(table["state"][first:last], state):
             return table
         if not table.own():
-            table = Table.empty(dtype, n)
-        entries = np.zeros(last - first, dtype)
-        for name in dtype.names or ():
+            table.close()
+            table = Table.empty(table.dtype, len(table))
+        entries = np.zeros(last - first, table.dtype)
+        for name in table.names:
             entries[name] = self._file.array(f"{number}/{name}")
         for start in range(0, last - first, _AT_ONCE):
             table.put(first + start, entries[start : start + _AT_ONCE])
         table.save()
         table.release()
         return table
-
-
-# -- joining --------------------------------------------------------------------------------------
-
-
-def merge_scans(paths: Sequence[Path], out: Path) -> ScanFile:
-    """Join index files of parts of one stream. Raises KldtuiError naming the first that differs."""
-    files = [ScanFile.open(path) for path in paths]
-    one = files[0]
-    for other in files[1:]:
-        _check_same(one, other)
-    layout = one.layout()
-    a = min(file.chunks[0] for file in files)
-    b = max(file.chunks[1] for file in files)
-    first, last = int(layout.chunk_slice(a).start), int(layout.chunk_slice(b - 1).stop)
-    head = {k: v for k, v in one.head.items() if k != "arrays"}
-    head |= {"chunks": [a, b], "positions": [first, last]}
-
-    def joined(number: int, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
-        whole = np.zeros(last - first, dtype[name])
-        for file in files:
-            low, high = file.positions
-            stands = file.array(f"{number}/state") != 0
-            whole[low - first : high - first][stands] = file.array(f"{number}/{name}")[stands]
-        return whole
-
-    def tokens() -> NDArray[np.int32]:
-        parts = [file.recordings()[0] for file in files]
-        chunks = []
-        for chunk in range(a, b):
-            each = (part.tokens(chunk) for part in parts)
-            chunks.append(max(each, key=lambda ids: bool(ids.size) and ids[0] != -1))
-        return np.concatenate(chunks)
-
-    def arrays() -> Arrays:
-        yield "tokens", tokens()
-        if one.head["even"] is None:
-            for name in ("starts", "t", "lengths"):
-                yield name, one.array(name)
-        for number in range(len(one.head["recordings"])):
-            dtype = PAIR_DTYPE if number else REF_DTYPE
-            for name in dtype.names or ():
-                yield f"{number}/{name}", joined(number, name, dtype)
-
-    _write(out, head, arrays)
-    return ScanFile.open(out)
-
-
-def _check_same(one: ScanFile, other: ScanFile) -> None:
-    names = f"{other.path} is not of the recordings of {one.path}"
-    if one.names != other.names:
-        raise KldtuiError(f"{names}: quants {', '.join(other.names)}, not {', '.join(one.names)}")
-    for mine, theirs in zip(one.head["recordings"], other.head["recordings"], strict=True):
-        a, b = ({**(each["identity"] or {}), "mtime_ns": None} for each in (mine, theirs))
-        if a != b:
-            raise KldtuiError(f"{names}: {theirs['path']} is another file than {mine['path']}")

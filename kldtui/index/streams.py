@@ -1,6 +1,6 @@
 """Whether two recordings are of one token stream.
 
-Knows: headers' numbers and tokens, and how a difference is named.
+Knows: headers' numbers and tokens, how a difference is named, and what a comparison leaves out.
 Must not know: rows, columns.
 
 Streams of millions of tokens are not read whole before anything is shown: what is not looked at
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kldtui.errors import StreamMismatch
+from kldtui.index.absent import NOT_HERE
 from kldtui.recordings.base import Recording, as_even
 
 _AT_OPEN = 1 << 19
@@ -65,6 +66,18 @@ class StreamCheck:
         with self._lock:
             self._finish(None, cancel)
             return self._upto >= self.common
+
+    def notes(self) -> list[str]:
+        """What to know before reading the comparison, a sentence each."""
+        ref, quant, common = self._ref, self._quant, self.common
+        notes = [NOT_HERE] if getattr(ref, "absent", False) else []
+        if ref.shape.n_chunk != common:
+            notes.append(f"compared over {common} of {ref.shape.n_chunk} chunks")
+        elif quant.shape.n_chunk != common:
+            notes.append(f"compared over {common} of the quant's {quant.shape.n_chunk} chunks")
+        for recording in (ref, quant):
+            notes += [f"{recording.path.name}: {problem}" for problem in recording.problems]
+        return notes
 
     def _finish(self, limit: int | None, cancel: threading.Event | None) -> None:
         ref, quant = as_even(self._ref), as_even(self._quant)

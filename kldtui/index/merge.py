@@ -1,0 +1,87 @@
+"""Index files of parts of one stream become one.
+
+Knows: what index files hold of a stream.
+Must not know: how they are laid out on disk, what columns mean, screens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kldtui.analysis import PAIR_DTYPE, REF_DTYPE
+from kldtui.errors import KldtuiError
+from kldtui.index.scanfile import Arrays, ScanFile, in_words, write_arrays
+
+
+def merge_scans(paths: Sequence[Path], out: Path) -> ScanFile:
+    """Join index files of parts of one stream; parts may overlap.
+
+    Raises KldtuiError naming the first that differs, or the chunks between parts that none holds:
+    they would stay pending for ever, in a file that claims them.
+    """
+    files = [ScanFile.open(path) for path in paths]
+    one = files[0]
+    for other in files[1:]:
+        _check_same(one, other)
+    a, b = _joined_chunks(files)
+    layout = one.layout()
+    first, last = int(layout.chunk_slice(a).start), int(layout.chunk_slice(b - 1).stop)
+    head = {k: v for k, v in one.head.items() if k != "arrays"}
+    head |= {"chunks": [a, b], "positions": [first, last]}
+
+    def joined(number: int, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+        whole = np.zeros(last - first, dtype[name])
+        for file in files:
+            low, high = file.positions
+            stands = file.array(f"{number}/state") != 0
+            whole[low - first : high - first][stands] = file.array(f"{number}/{name}")[stands]
+        return whole
+
+    def tokens() -> NDArray[np.int32]:
+        parts = [(range(*file.chunks), file.recordings()[0]) for file in files]
+        holding = (next(ref for held, ref in parts if chunk in held) for chunk in range(a, b))
+        return np.concatenate([ref.tokens(chunk) for chunk, ref in enumerate(holding, a)])
+
+    def arrays() -> Arrays:
+        yield "tokens", tokens()
+        if one.head["even"] is None:
+            for name in ("starts", "t", "lengths"):
+                yield name, one.array(name)
+        for number in range(len(one.head["recordings"])):
+            dtype = PAIR_DTYPE if number else REF_DTYPE
+            for name in dtype.names or ():
+                yield f"{number}/{name}", joined(number, name, dtype)
+
+    write_arrays(out, head, arrays)
+    return ScanFile.open(out)
+
+
+def _joined_chunks(files: Sequence[ScanFile]) -> tuple[int, int]:
+    held = sorted(file.chunks for file in files)
+    first = at = held[0][0]
+    gaps = []
+    for a, b in held:
+        if a > at:
+            gaps.append(in_words(at, a))
+        at = max(at, b)
+    if gaps:
+        raise KldtuiError(
+            f"{files[0].path}: is not joined: no file holds {', '.join(gaps)}; scan them with "
+            "--chunks, and join that file too"
+        )
+    return first, at
+
+
+def _check_same(one: ScanFile, other: ScanFile) -> None:
+    names = f"{other.path} is not of the recordings of {one.path}"
+    if one.names != other.names:
+        raise KldtuiError(f"{names}: quants {', '.join(other.names)}, not {', '.join(one.names)}")
+    for mine, theirs in zip(one.head["recordings"], other.head["recordings"], strict=True):
+        a, b = ({**(each["identity"] or {}), "mtime_ns": None} for each in (mine, theirs))
+        if a != b:
+            raise KldtuiError(f"{names}: {theirs['path']} is another file than {mine['path']}")
