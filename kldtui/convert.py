@@ -88,7 +88,6 @@ class Conversion:
         self._vocab = vocab
         self.positions = 0
         self.whole_rows = 0
-        self.roots = 0
         self.exact = 0
         """Positions whose KLD was measured."""
         if ref is not None:
@@ -278,7 +277,6 @@ class Conversion:
             keep = "roots" in self._wanted.full and root
             keep = keep or (inside is not None and bool(inside[t]))
             self._write(writer, position, said, rows, i, pair, bool(keep))
-            self.roots += bool(root)
 
     def _write(
         self,

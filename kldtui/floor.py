@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kldtui.engines.base import Engine, Token
+from kldtui.engines.base import Engine, Reason, Token
 from kldtui.proportions import Share, share
 
 Against = Literal["off", "on", "other"]
@@ -28,12 +28,20 @@ WORDS: dict[Against, str] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Run:
+    """One greedy answer, and why it ended."""
+
+    tokens: Sequence[Token]
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
 class Compared:
     """Two greedy runs of one request.
 
     positions: how many predictions were made after the same tokens, that where they part among
-    them. parts_at: the first token that differs; None where none does. gaps: |Δ log p| (nats) of
-    each token that both chose.
+    them. parts_at: the first token that differs, or that only one of them has; None where none
+    does. gaps: |Δ log p| (nats) of each token that both chose.
     """
 
     positions: int
@@ -45,16 +53,23 @@ class Compared:
         return max(self.gaps, default=0.0)
 
 
-def compare_runs(a: Sequence[Token], b: Sequence[Token]) -> Compared:
-    """Hold two runs against each other, token by token, up to where they part."""
+def compare_runs(a: Run, b: Run) -> Compared:
+    """Hold two runs against each other, token by token, up to where they part.
+
+    A run that ended by itself said that nothing follows, which is a prediction like any other; of
+    one that was cut (by its length, by the context) nothing is known from there on.
+    """
     gaps: list[float] = []
-    for k, (one, other) in enumerate(zip(a, b, strict=False)):
+    for k, (one, other) in enumerate(zip(a.tokens, b.tokens, strict=False)):
         if one.id != other.id:
             return Compared(k + 1, k, tuple(gaps))
         if one.logp is not None and other.logp is not None:
             gaps.append(abs(one.logp - other.logp))
-    shorter, longer = sorted((len(a), len(b)))
-    return Compared(shorter, None if shorter == longer else shorter, tuple(gaps))
+    shorter, longer = sorted((a, b), key=lambda run: len(run.tokens))
+    end = len(shorter.tokens)
+    if shorter.reason == "eog" and end < len(longer.tokens):
+        return Compared(end + 1, end, tuple(gaps))
+    return Compared(end, None, tuple(gaps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +171,8 @@ async def run_floor(
     }
     if other is not None:
         compared["other"] = compare_runs(first, await _run(*other, n, top_n, False))
-    tokens = min(len(run) for run in (first, again, warm))
-    says = first[0] if first else None
+    tokens = min(len(run.tokens) for run in (first, again, warm))
+    says = first.tokens[0] if first.tokens else None
     return Floor(
         compared,
         tokens,
@@ -167,11 +182,15 @@ async def run_floor(
     )
 
 
-async def _run(
-    engine: Engine, prefix: Sequence[int], n: int, top_n: int, cache: bool
-) -> list[Token]:
-    items = engine.generate(prefix, n, top_n, cache=cache)
-    return [item async for item in items if isinstance(item, Token)]
+async def _run(engine: Engine, prefix: Sequence[int], n: int, top_n: int, cache: bool) -> Run:
+    tokens: list[Token] = []
+    reason: Reason = "error"
+    async for item in engine.generate(prefix, n, top_n, cache=cache):
+        if isinstance(item, Token):
+            tokens.append(item)
+        else:
+            reason = item.reason
+    return Run(tokens, reason)
 
 
 # ── many of them ─────────────────────────────────────────────────────────────────────────────

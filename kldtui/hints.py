@@ -204,14 +204,15 @@ def _arguments_fault(call: Any) -> Hint | None:
     given = [call[name] for name in _ARGUMENTS if name in call]
     if not given:
         return Hint("no_arguments", "the call has no arguments")
-    if isinstance(given[0], str):
+    arguments, what = given[0], "no object"
+    if isinstance(arguments, str):
         try:
-            parsed = json.loads(given[0])
+            arguments, what = json.loads(arguments), "a string that is no object"
         except (json.JSONDecodeError, RecursionError):
             return Hint(
                 "arguments_do_not_parse",
-                f"does not parse: its arguments are a string that is no JSON: {given[0][:24]!r}",
+                f"does not parse: its arguments are a string that is no JSON: {arguments[:24]!r}",
             )
-        if not isinstance(parsed, dict):
-            return Hint("arguments_do_not_parse", "its arguments are a string that is no object")
+    if not isinstance(arguments, dict):
+        return Hint("arguments_do_not_parse", f"its arguments are {what}")
     return None

@@ -196,6 +196,7 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
 
 CHILD = """
 import json, os, socket, sys, time
+from kldtui.engines._mlx_child import serve
 from tests import tiny_model as model
 mode, settings = sys.argv[1], json.loads(sys.argv[2])
 if mode == "fails":
@@ -203,41 +204,35 @@ if mode == "fails":
     sys.exit(1)
 if mode == "loads":
     time.sleep(600)
+class Fake:
+    def answer(self, request):
+        speaker = model.Speaker(request["ids"])
+        if max(request["ids"]) >= model.N_VOCAB:
+            yield {"error": "the prompt contains invalid tokens"}
+            return
+        request["progress"](0, len(request["ids"]))
+        end = "limit"
+        for at in range(request["n"]):
+            if mode == "dies" and at == 2:
+                print("error: out of memory", file=sys.stderr, flush=True)
+                os._exit(9)
+            if mode == "silent" and at == 2:
+                time.sleep(600)
+            id, values = speaker.next()
+            logp = 0.5 if mode == "positive" else values[id]
+            yield {"id": id, "logp": logp, "top": model.best(values, request["top_n"])}
+            if mode == "slow":
+                time.sleep(0.05)
+            if id == model.EOS:
+                end = "eog"
+                break
+        yield {"end": end, "cached": 0}
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(settings["socket"])
 listener.listen()
 said = {"n_vocab": model.N_VOCAB, "mlx_lm": "9.9", "mlx": "8.8", "ends": settings["ends"]}
 os.write(int(os.environ["KLDTUI_REPORT_FD"]), json.dumps(said).encode() + b"\\n")
-while True:
-    connection, _ = listener.accept()
-    with connection, connection.makefile("rb") as asked:
-        request = json.loads(asked.readline())
-        def send(**line):
-            connection.sendall(json.dumps(line).encode() + b"\\n")
-        speaker = model.Speaker(request["ids"])
-        try:
-            if max(request["ids"]) >= model.N_VOCAB:
-                send(error="the prompt contains invalid tokens")
-                continue
-            send(read=0, of=len(request["ids"]))
-            end = "limit"
-            for at in range(request["n"]):
-                if mode == "dies" and at == 2:
-                    print("error: out of memory", file=sys.stderr, flush=True)
-                    os._exit(9)
-                if mode == "silent" and at == 2:
-                    time.sleep(600)
-                id, values = speaker.next()
-                logp = 0.5 if mode == "positive" else values[id]
-                send(id=id, logp=logp, top=model.best(values, request["top_n"]))
-                if mode == "slow":
-                    time.sleep(0.05)
-                if id == model.EOS:
-                    end = "eog"
-                    break
-            send(end=end, cached=0)
-        except OSError:
-            pass
+serve(Fake(), listener)
 """
 """Modes: well, fails, loads (for ever), dies and silent (after two tokens), positive, slow."""
 

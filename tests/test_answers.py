@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import math
 import re
+import tempfile
 from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
@@ -17,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kldtui.answers import Comparison, compare_answers, task_of
+from kldtui.answers.samples import read_samples
 from kldtui.cli import cli
 from kldtui.errors import AnswerFileError
 from kldtui.proportions import mcnemar, paired_difference, share
@@ -285,6 +288,19 @@ def test_compressed_samples_are_read(tmp_path: Path) -> None:
     zipped.write_bytes(zipped.read_bytes()[:-9])
     with pytest.raises(AnswerFileError, match="cannot be read"):
         compare_answers(plain, zipped)
+
+
+ZIPPED = gzip.compress(b"".join(json.dumps(choice(i, 0, 0)).encode() + b"\n" for i in range(9)))
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(2, len(ZIPPED) - 1), st.integers(1, 255))
+def test_compressed_samples_that_are_damaged_are_refused_or_read_whole(at: int, flip: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "samples_arc.jsonl.gz"
+        file.write_bytes(ZIPPED[:at] + bytes([ZIPPED[at] ^ flip]) + ZIPPED[at + 1 :])
+        with contextlib.suppress(AnswerFileError):
+            assert len(read_samples(file).documents) == 9
 
 
 @pytest.mark.parametrize(

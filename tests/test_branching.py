@@ -196,6 +196,8 @@ async def test_a_loop_ends_it_and_is_no_unfinished_branch() -> None:
         ([*range(8)] * 4, 8),
         ([*range(9)] * 4, 9),
         ([*range(9)] * 3, None),
+        ([*range(16)] * 3, None),  # 48 tokens, but three rounds
+        ([*range(16)] * 4, 16),
         ([*range(32)] * 4, 32),
         ([*range(40)], None),
         ([*range(8)] * 3 + [*range(7), 9], None),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -111,3 +112,33 @@ def test_what_is_wrong_is_said_in_one_line(
     assert done.exit_code == 2
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_the_other_engine_is_sent_the_references_key(
+    pair: tuple[Path, Path],
+    servers: tuple[FakeLlama, FakeLlama],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KLDTUI_REF_API_KEY", "of-the-reference")
+    monkeypatch.setenv("KLDTUI_QUANT_API_KEY", "of-the-quant")
+    args = ("--ref-server", servers[0].url, "--quant", str(pair[1]), "--roots", "1")
+    with server(REF, [*b"ok", EOG], api_key="of-the-reference").in_thread() as twin:
+        done = floor(pair, *args, "--against", twin.url)
+        assert done.exit_code == 0, done.stderr
+        assert all("of-the-quant" not in str(headers) for _, _, headers in twin.requests)
+
+
+def test_an_error_stands_on_a_line_of_its_own_on_a_terminal(
+    pair: tuple[Path, Path],
+    servers: tuple[FakeLlama, FakeLlama],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    servers[0].dies_after = 1
+    args = ["floor", str(pair[0]), "--ref-server", servers[0].url, "--no-verify", "-n", "4"]
+    with pytest.raises(SystemExit):
+        cli.main(args)
+    before, _, error = capsys.readouterr().err.rpartition("\r\x1b[K")
+    assert "0 of 20 positions" in before
+    assert error.startswith("kldtui: ")

@@ -87,6 +87,11 @@ def test_a_trace_becomes_a_reference_and_what_was_left_out_is_said(tmp_path: Pat
         (["score", "REF", "--model", "nothing.gguf"], "no such model: nothing.gguf"),
         (["score", "REF", "--mlx-model", "nothing"], "no MLX folder"),
         (["score", "REF", "--mlx-model", "x", "--kld", "--all"], "--kld: a .kld file holds"),
+        (["score", "REF", "--mlx-model", "x", "--kld", "--top-n", "9"], "leave out --top-n"),
+        (
+            ["score", "REF", "--mlx-model", "x", "--kld", "--top-n", "40", "--stepwise"],
+            "leave out --top-n and --stepwise",
+        ),
         (["rollout", "--prompts", "REF", "--server", "h"], "is no UTF-8 text"),
         (["rollout", "--prompts", "x", "--server", "h", "--seed", "3"], "give --temperature"),
         (["import", "nothing.jsonl", "--server", "h"], "cannot be read"),

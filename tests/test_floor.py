@@ -10,23 +10,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kldtui.engines.base import Finish, Token
+from kldtui.engines.base import Finish, Reason, Token
 from kldtui.floor import (
     Compared,
     Floor,
+    Run,
     SelfRuns,
     compare_runs,
     floor_lines,
     live_line,
     run_floor,
+    self_flips,
 )
 from kldtui.position import Position
 from kldtui.sampling import sample
 from tests.builders_engines import ScriptedEngine
 
 
-def tokens(ids: Sequence[int], logp: float | None = -0.5) -> list[Token]:
-    return [Token(id, b"x", logp, ()) for id in ids]
+def run(ids: Sequence[int], logp: float | None = -0.5, reason: Reason = "eog") -> Run:
+    return Run([Token(id, b"x", logp, ()) for id in ids], reason)
 
 
 class Runs(ScriptedEngine):
@@ -70,26 +72,60 @@ async def test_another_engine_is_asked_once_with_its_own_prefix() -> None:
 
 
 def test_runs_are_compared_up_to_where_they_part() -> None:
-    assert compare_runs(tokens([1, 2, 3]), tokens([1, 2, 3])) == Compared(3, None, (0.0, 0.0, 0.0))
-    assert compare_runs(tokens([1, 2, 3]), tokens([1, 9, 3])) == Compared(2, 1, (0.0,))
-    assert compare_runs(tokens([1, 2]), tokens([1, 2, 3])) == Compared(2, 2, (0.0, 0.0))
-    assert compare_runs(tokens([1], None), tokens([1])) == Compared(1, None, ())
-    assert compare_runs([], []) == Compared(0, None, ())
+    assert compare_runs(run([1, 2, 3]), run([1, 2, 3])) == Compared(3, None, (0.0, 0.0, 0.0))
+    assert compare_runs(run([1, 2, 3]), run([1, 9, 3])) == Compared(2, 1, (0.0,))
+    assert compare_runs(run([1], None), run([1])) == Compared(1, None, ())
+    assert compare_runs(run([]), run([])) == Compared(0, None, ())
 
 
-IDS = st.lists(st.integers(0, 2), max_size=8)
+def test_a_run_that_ends_where_the_other_goes_on_parts_by_that_prediction() -> None:
+    assert compare_runs(run([1, 2]), run([1, 2, 3])) == Compared(3, 2, (0.0, 0.0))
+    assert compare_runs(run([1, 2, 3]), run([1, 2])) == Compared(3, 2, (0.0, 0.0))
+    assert compare_runs(run([]), run([1])) == Compared(1, 0, ())
 
 
-@settings(deadline=None, max_examples=100)
-@given(IDS, IDS)
-def test_a_parting_is_the_first_difference(a: list[int], b: list[int]) -> None:
-    found = compare_runs(tokens(a), tokens(b))
+@pytest.mark.parametrize("reason", ["limit", "context", "error"])
+def test_a_run_that_was_cut_is_no_flip(reason: Reason) -> None:
+    cut = run([1, 2], reason=reason)
+    assert compare_runs(cut, run([1, 2, 3])) == Compared(2, None, (0.0, 0.0))
+    assert compare_runs(run([1, 2, 3]), cut) == Compared(2, None, (0.0, 0.0))
+    assert compare_runs(cut, run([1, 9, 3])) == Compared(2, 1, (0.0,))
+    assert compare_runs(run([], reason=reason), run([1])) == Compared(0, None, ())
+
+
+async def test_one_that_says_nothing_but_that_it_has_ended_is_counted() -> None:
+    engine = ScriptedEngine()  # ends at once
+    other = ScriptedEngine([1, 2])
+    found = await run_floor(engine, [5], 8, 1, other=(other, [5]))
+    line = floor_lines([found])[-1]
+    assert (line.against, line.flips.part, line.flips.whole) == ("other", 1, 1)
+    assert floor_lines([found])[0].flips.whole == 0
+
+
+RUNS = st.builds(
+    run,
+    st.lists(st.integers(0, 2), max_size=8),
+    st.just(-0.5),
+    st.sampled_from(["eog", "limit", "context"]),
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(RUNS, RUNS)
+def test_a_parting_is_the_first_difference(one: Run, other: Run) -> None:
+    found = compare_runs(one, other)
+    a, b = ([token.id for token in each.tokens] for each in (one, other))
     if found.parts_at is None:
-        assert a == b
+        same = min(len(a), len(b))
+        assert a[:same] == b[:same]
+        assert found.positions == same
     else:
         assert a[: found.parts_at] == b[: found.parts_at]
         assert a[found.parts_at : found.parts_at + 1] != b[found.parts_at : found.parts_at + 1]
-    assert len(found.gaps) <= found.positions <= min(len(a), len(b))
+        assert found.positions == found.parts_at + 1
+    assert found == compare_runs(other, one)
+    floor = Floor({"off": found, "on": found}, 1, None, None)
+    assert 0 <= self_flips([floor]).value <= 1 or not found.positions
 
 
 def test_self_runs_survive_json_and_what_an_older_file_has() -> None:
@@ -133,6 +169,23 @@ def test_many_runs_add_up_to_a_rate_with_wilsons_interval() -> None:
     assert on.parted.high == pytest.approx(0.3010, abs=1e-4)
     assert on.most == pytest.approx(0.3)
     assert on.mean == pytest.approx(0.1 + 0.2 * 2 / 184)
+
+
+def test_the_self_flip_rate_counts_no_flip_of_another_engine() -> None:
+    alone = floors(1, 4)
+    beside = [
+        Floor(
+            {**each.compared, "other": Compared(1, 0, ())},
+            each.tokens,
+            each.says,
+            each.says_logp,
+            each.recorded,
+        )
+        for each in alone
+    ]
+    assert floor_lines(beside)[-1].flips.value == 1
+    assert self_flips(beside) == self_flips(alone)
+    assert self_flips(beside).part == 1
 
 
 def test_live_against_recorded_counts_other_argmaxes_and_the_gap_of_equal_ones() -> None:

@@ -340,6 +340,28 @@ def test_openais_stand_in_is_not_taken_for_a_value(tmp_path: Path, ref: Recordin
     assert known.bound  # no more than the last of the list
 
 
+@pytest.mark.parametrize("shape", [make.chat, make.completions])
+def test_openais_stand_in_within_a_list_is_left_out_of_it(
+    shape: Any, tmp_path: Path, ref: Recording
+) -> None:
+    answer = shape(QUANT, 0, n=5)
+    whole = open_quant(write_lines(tmp_path / "q", [answer]), ref, words)
+    t = STREAM.first_t
+    listed = answer["choices"][0]["logprobs"]
+    if shape is make.chat:
+        listed["content"][0]["top_logprobs"][4]["logprob"] = -9999.0
+    else:
+        top = listed["top_logprobs"][0]
+        top[sorted(top, key=top.__getitem__)[-5]] = -9999.0
+    row = open_quant(write_lines(tmp_path / "less", [answer]), ref, words).row(Position(0, t))
+    full = whole.row(Position(0, t))
+    assert isinstance(row, TopRow)
+    assert isinstance(full, TopRow)
+    assert not row.invalid
+    assert row.top(4) == full.top(4)
+    assert full.top(5)[4][0] not in row.known
+
+
 @pytest.mark.parametrize(
     ("change", "words_"),
     [

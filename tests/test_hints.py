@@ -99,6 +99,14 @@ def test_talk_about_a_tag_opens_no_call_of_its_own() -> None:
     assert find_calls(text)[0].body == CALL
 
 
+@pytest.mark.parametrize("arguments", ["[1]", "5", "null", "true", '"[1]"'])
+def test_arguments_that_are_no_object_are_a_fault(arguments: str) -> None:
+    found = hint("", '{"name": "f", "arguments": ' + arguments + "}")
+    assert found is not None
+    assert found.kind == "arguments_do_not_parse"
+    assert "no object" in found.words
+
+
 NAMES = st.text(st.characters(codec="utf-8"), max_size=8)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | NAMES,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -160,14 +159,6 @@ async def test_a_key_is_sent_and_never_said(monkeypatch: pytest.MonkeyPatch) -> 
         assert "sk-" not in text
 
 
-async def test_a_key_from_a_file(tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("sk-file\n")
-    async with FakeLlama(api_key="sk-file") as fake:
-        await open_engine(fake.url, "quant", api_key_file=tmp_path / "key").connect()
-    with pytest.raises(EngineError, match="cannot read the API key"):
-        open_engine("http://h", "ref", api_key_file=tmp_path / "none")
-
-
 async def test_user_and_password_in_a_url_are_used_and_never_shown() -> None:
     async with FakeLlama() as fake:
         url = fake.url.replace("://", "://me:se%20cret@")
@@ -180,6 +171,22 @@ async def test_user_and_password_in_a_url_are_used_and_never_shown() -> None:
     with pytest.raises(EngineUnreachable) as caught:
         await LlamaServer(url).connect()
     assert "cret" not in str(caught.value)
+
+
+async def test_user_and_password_in_a_url_go_before_a_key_for_all_servers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KLDTUI_API_KEY", "sk-for-all")
+    async with FakeLlama() as fake:
+        url = fake.url.replace("://", "://me:cret@")
+        await open_engine(url, "ref").connect()
+        assert all(sent["authorization"].startswith("Basic ") for *_, sent in fake.requests)
+    async with FakeLlama(api_key="sk-for-all") as fake:
+        url = fake.url.replace("://", "://me:cret@")
+        with pytest.raises(EngineUnauthorized, match="user and password of its URL") as caught:
+            await open_engine(url, "ref").connect()
+    assert "cret" not in str(caught.value)
+    assert "sk-for-all" not in str(caught.value)
 
 
 @pytest.mark.parametrize("url", ["ftp://me:pw@host", "http://", "http://me:pw@host:x1", "::::"])

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -156,6 +157,26 @@ async def test_a_cancelled_branch_frees_the_model_for_the_next(tmp_path: Path) -
                 assert isinstance(item, Token)
                 break
         assert len((await ask(engine, PREFIX, 3)).ids) == 3
+
+
+async def test_one_cancelled_while_it_connects_leaves_the_model_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = asyncio.open_unix_connection
+
+    async def cancelled(*args: Any, **more: Any) -> None:
+        _, writer = await connect(*args, **more)
+        writer.close()
+        raise asyncio.CancelledError
+
+    async with running(tmp_path) as engine:
+        pid = engine.pid
+        with monkeypatch.context() as patched:
+            patched.setattr(asyncio, "open_unix_connection", cancelled)
+            with pytest.raises(asyncio.CancelledError):
+                await engine.next_top(PREFIX, 3)
+        assert len((await ask(engine, PREFIX, 3)).ids) == 3
+        assert engine.pid == pid
 
 
 async def test_nothing_is_asked_before_it_is_connected(tmp_path: Path) -> None:

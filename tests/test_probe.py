@@ -406,11 +406,6 @@ def test_what_is_no_url_is_refused_before_anything_is_asked() -> None:
         open_engine("ftp://host", "ref")
 
 
-def test_a_key_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="cannot read the API key"):
-        open_engine("http://host", "ref", api_key_file=tmp_path / "none")
-
-
 # ── the documentation ────────────────────────────────────────────────────────────────────────
 
 

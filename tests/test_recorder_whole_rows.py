@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from kldtui.errors import EngineBroke, EngineError, KldtuiError, RecordingError, UnusableEngine
 from kldtui.recorder.whole_rows import WholeRowsJob
 from kldtui.recordings import open_recording
+from kldtui.recordings.kld_writer import KldWriter
 from tests.builders import Stream as KldStream
 from tests.builders import write_kld
 from tests.builders_engines import ScriptedEngine, info, model
@@ -140,6 +141,19 @@ async def test_chunks_of_several_lengths_fit_in_no_kld_file(tmp_path: Path) -> N
     ref = raw_run(tmp_path / "ref.run", lines)
     with pytest.raises(KldtuiError, match="differ in length"):
         await record(Rows(), ref, tmp_path / "q.kld")
+
+
+async def test_one_that_another_program_records_to_is_left_alone(tmp_path: Path) -> None:
+    path, ref = tmp_path / "q.kld", reference(tmp_path / "ref.kld")
+    with KldWriter(path, tokens(), N_VOCAB):
+        for _ in ("empty, as what is written is held back", "begun"):
+            before = path.read_bytes()
+            with pytest.raises(RecordingError, match="another program is recording to it"):
+                await record(Rows(), ref, path)
+            assert path.read_bytes() == before
+            if not before:
+                path.write_bytes(expected(tmp_path / "want.kld").read_bytes()[:-1])
+    await record(Rows(), ref, path)
 
 
 async def test_another_file_is_never_written_over(tmp_path: Path) -> None:

@@ -144,6 +144,52 @@ async def test_two_recordings_of_one_model_are_too_alike_to_name_a_swap() -> Non
     assert near_lossless.own < 0.3
 
 
+def off_by(nats: float) -> ScriptedEngine:
+    """A server whose every log p is so far from what REF says."""
+    says = served(REF, 0.0)
+    shifted = lambda prefix: tuple((id, logp - nats) for id, logp in says(prefix))  # noqa: E731
+    return ScriptedEngine(next=shifted, info=info())
+
+
+@pytest.mark.parametrize(("nats", "verdict"), [(0.25, "ok"), (0.35, "other_model")])
+async def test_a_server_is_another_model_from_0_3_nat_on(nats: float, verdict: str) -> None:
+    result = await verify(off_by(nats), ref)
+    assert result.own == pytest.approx(nats, abs=0.01)
+    assert result.verdict == verdict
+
+
+async def test_a_swap_is_not_named_for_what_chance_does() -> None:
+    def again(seed: int) -> Any:
+        return lambda prefix: (
+            REF(prefix) + np.random.default_rng([seed, *prefix]).normal(0, 0.1, 100)
+        )
+
+    named = 0
+    for seed in range(0, 60, 3):
+        own, other = recording(again(seed), "a.kld"), recording(again(seed + 1), "b.kld")
+        result = await verify(engine(again(seed + 2), 0.0), own, other)
+        named += result.verdict == "swapped"
+    assert named <= 2, "of 20, half of which are nearer to the other recording"
+
+
+async def test_it_asks_where_the_two_recordings_differ_most() -> None:
+    where = range(14, 22)
+
+    def elsewhere(prefix: Any) -> Any:
+        return QUANT(prefix) if prefix[1] == 21 and len(prefix) in where else REF(prefix)
+
+    asked = engine(REF)
+    await verify(asked, ref, recording(elsewhere, "q4.kld"))
+    lengths = {len(prefix) for prefix, _ in asked.asked if prefix[1] == 21}
+    assert lengths >= set(where)
+
+
+async def test_the_longest_prefix_needs_room_for_one_more_token() -> None:
+    root = Position(2, 30)  # 30 tokens go before it, and one is said
+    assert (await verify(engine(REF, n_ctx=31), ref, None, None, root)).verdict == "context"
+    assert (await verify(engine(REF, n_ctx=32), ref, None, None, root)).verdict == "ok"
+
+
 async def test_another_vocabulary_and_too_small_a_context_are_named() -> None:
     words = await verify(engine(REF, n_vocab=101), ref, quant)
     assert words.verdict == "vocabulary"

@@ -15,6 +15,7 @@ import gzip
 import json
 import math
 import re
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -93,7 +94,7 @@ def read_samples(path: Path) -> TaskSamples:
             for number, line in enumerate(_lines(file, zipped), 1):
                 if line.strip():
                     _add(out, line, number)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         words = getattr(error, "strerror", None) or str(error)
         raise AnswerFileError(f"{path}: cannot be read: {words}") from None
     if not out.documents:

@@ -171,20 +171,22 @@ class _Job:
         floors: list[Floor] = []
         begun = told = time.monotonic()
         terminal = sys.stderr.isatty()
-        for k, position in enumerate(positions):
-            now = time.monotonic()
-            if terminal or now - told > _TOLD_SECONDS:
-                told = now
-                left = (now - begun) / k * (len(positions) - k) if k else None
-                remaining = f", {duration(left)} left" if left is not None else ""
-                words = f"{k} of {len(positions)} positions{remaining}"
-                if terminal:
-                    click.echo(f"\r{words}\x1b[K", err=True, nl=False)
-                else:
-                    tell(words)
-            floors.append(await self._floor(position))
-        if terminal:
-            click.echo("\r\x1b[K", err=True, nl=False)
+        try:
+            for k, position in enumerate(positions):
+                now = time.monotonic()
+                if terminal or now - told > _TOLD_SECONDS:
+                    told = now
+                    left = (now - begun) / k * (len(positions) - k) if k else None
+                    remaining = f", {duration(left)} left" if left is not None else ""
+                    words = f"{k} of {len(positions)} positions{remaining}"
+                    if terminal:
+                        click.echo(f"\r{words}\x1b[K", err=True, nl=False)
+                    else:
+                        tell(words)
+                floors.append(await self._floor(position))
+        finally:
+            if terminal:
+                click.echo("\r\x1b[K", err=True, nl=False)
         return floors
 
     async def _floor(self, position: Position) -> Floor:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from kldtui.branching import bos_rule, bos_warning
 from kldtui.cli.progress import duration
@@ -121,6 +122,15 @@ def score(
     REF is a .kld file or a run. Stopped at any point, the same command goes on. API keys are
     read from KLDTUI_QUANT_API_KEY or KLDTUI_API_KEY.
     """
+    source_of = click.get_current_context().get_parameter_source
+    said = [
+        option
+        for option, name in (("--top-n", "top_n"), ("--stepwise", "stepwise"))
+        if source_of(name) is ParameterSource.COMMANDLINE
+    ]
+    if kld and said:
+        raise KldtuiError(f"--kld: a .kld file holds whole rows; leave out {' and '.join(said)}")
+
     if kld and (whole or (chunks is not None and chunks[0])):
         raise KldtuiError("--kld: a .kld file holds the scored half of all chunks from 0 on")
     with contextlib.closing(open_recording(ref)) as recording:

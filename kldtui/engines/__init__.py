@@ -21,7 +21,6 @@ from kldtui.engines.base import (
     wait_ready,
 )
 from kldtui.engines.probe import Access, Probed
-from kldtui.errors import EngineError
 
 __all__ = [
     "Capabilities",
@@ -43,27 +42,18 @@ def open_engine(
     url: str,
     role: Literal["ref", "quant"],
     *,
-    api_key_file: Path | None = None,
     build: str = "",
     tokenizer: Path | None = None,
 ) -> Engine:
     """An engine for whatever server is at `url`, which is not contacted before `connect`.
 
-    The API key is read from `api_key_file`, else from KLDTUI_REF_API_KEY or
-    KLDTUI_QUANT_API_KEY, else from KLDTUI_API_KEY. `url` may hold `user:password@` (HTTP basic)
-    and `?model=NAME` (a server with several models). `build` names the build of a server
-    that does not know its own, as packaged ones do not; `tokenizer` is its model's, for a server
-    that takes text. Raises EngineError for what is no
-    URL, or a key file that cannot be read.
+    The API key is read from KLDTUI_REF_API_KEY or KLDTUI_QUANT_API_KEY, else from KLDTUI_API_KEY.
+    `url` may hold `user:password@` (HTTP basic, sent in place of a key) and `?model=NAME` (a
+    server with several models). `build` names the build of a server that does not know its own,
+    as packaged ones do not; `tokenizer` is its model's, for a server that takes text. Raises
+    EngineError for what is no URL.
     """
     variable = _VARIABLES[role]
-    if api_key_file is not None:
-        try:
-            key = api_key_file.read_text("utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is no text"
-            raise EngineError(f"{api_key_file}: cannot read the API key: {reason}") from None
-    else:
-        key = (os.environ.get(variable) or os.environ.get(_FOR_BOTH) or "").strip()
+    key = (os.environ.get(variable) or os.environ.get(_FOR_BOTH) or "").strip()
     hint = f"{variable} (or {_FOR_BOTH})"
     return Probed(Access(url, api_key=key or None, key_hint=hint, build=build, tokenizer=tokenizer))

@@ -164,15 +164,18 @@ def serve(model: Model, listener: socket.socket) -> None:
     while True:
         connection, _ = listener.accept()
         with connection, contextlib.suppress(OSError), connection.makefile("rb") as asked:
-            request = json.loads(asked.readline())
+            raw = asked.readline()
+            if not raw.endswith(b"\n"):
+                continue  # it was closed before it had asked
 
             def send(line: dict[str, Any], to: socket.socket = connection) -> None:
                 to.sendall(json.dumps(line).encode() + b"\n")
 
-            request["progress"] = lambda done, all, send=send: send({"read": done, "of": all})
-            request["wait"] = asked.readline
-            answer = model.score if "score" in request else model.answer
             try:
+                request = json.loads(raw)
+                request["progress"] = lambda done, all, send=send: send({"read": done, "of": all})
+                request["wait"] = asked.readline
+                answer = model.score if "score" in request else model.answer
                 for line in answer(request):
                     send(line)
             except OSError:

@@ -117,10 +117,11 @@ class Http:
         self._probe_total = probe_seconds
         auth = None
         headers = {}
-        if api_key:
-            headers["Authorization"] = f"Bearer {api_key}"
-        elif address.user:
+        if address.user:
+            # One header holds either; a URL means this server, a variable perhaps several.
             auth = httpx.BasicAuth(address.user, address.password)
+        elif api_key:
+            headers["Authorization"] = f"Bearer {api_key}"
         self._client = httpx.AsyncClient(
             headers=headers,
             auth=auth,
@@ -236,6 +237,8 @@ class Http:
             )
         if code in (401, 403):
             hint = f"{said}; set {self._key_hint} to its API key"
+            if self.address.user:
+                hint = f"{said}; it was sent the user and password of its URL, and so no API key"
             raise self.error(EngineUnauthorized, hint)
         if code == 503 and "oading" in words:
             raise self.error(EngineLoading, f"{said}; wait for it")

@@ -35,12 +35,12 @@ from kldtui.errors import (
 if TYPE_CHECKING:
     from kldtui.engines.llama_server import LlamaServer
 
-_FORCED = 1e6
+FORCED = 1e6
+"""The bias that makes a token the only one."""
 _LONGEST = 512
 """Tokens of one grammar."""
 _SHORTEST = 2
 _WIDER = 1024
-_NO_GRAMMAR = "failed to parse grammar"
 
 
 class LlamaScorer:
@@ -187,7 +187,7 @@ class LlamaScorer:
                     if seen is not None:
                         seen(at + len(entries))
         except EngineRefused as error:
-            if _NO_GRAMMAR in str(error) or "grammar" in str(error):
+            if "grammar" in str(error):
                 raise _NoGrammarError from None
             raise
         if [entry.id for entry in entries] != list(targets):
@@ -215,7 +215,7 @@ class LlamaScorer:
     ) -> Entry | None:
         """What it says where it is made to say `target`; None where that has no entry."""
         body = self._server._body(ids, 1, top_n, cache)
-        body["logit_bias"] = [[int(target), _FORCED]]
+        body["logit_bias"] = [[int(target), FORCED]]
         answer = await self._server._http.post("/completion", body, patient=True)
         entries = self._read(answer, len(ids), alone=cache)
         if not entries:

@@ -23,7 +23,7 @@ import httpx
 from kldtui.engines.base import Capabilities, EngineInfo, Finish, Reason, Token, Top
 from kldtui.engines.http import ANSWER_SECONDS, Address, Http
 from kldtui.engines.llama_probe import probe
-from kldtui.engines.llama_score import LlamaScorer
+from kldtui.engines.llama_score import FORCED, LlamaScorer
 from kldtui.engines.llama_shapes import Candidate, Entry, Part, align, read_part
 from kldtui.engines.scoring import Scored, Seen
 from kldtui.errors import EngineBroke, EngineRefused, UnusableEngine
@@ -46,7 +46,6 @@ _CAPABILITIES = Capabilities(
         "again, and comes at its end",
     ),
 )
-_FORCED = 1e6
 _ONE_BY_ONE = 64
 _WHOLE_VOCABULARY = 1 << 20
 
@@ -332,7 +331,7 @@ class LlamaServer:
         mid-character would have no entry; the list is of the logits before that."""
         body = self._body(prefix, 1, top_n, cache)
         if self._text_id is not None:
-            body["logit_bias"] = [[self._text_id, _FORCED]]
+            body["logit_bias"] = [[self._text_id, FORCED]]
         part = self._part(await self._http.post("/completion", body, patient=True), body)
         if not part.entries:
             raise self._http.error(UnusableEngine, "it gives no probabilities (n_probs)")

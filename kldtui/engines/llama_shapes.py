@@ -14,11 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kldtui.engines.values import log_probability
+from kldtui.engines.values import ROUNDING, log_probability
 from kldtui.errors import EngineBroke, UnusableEngine
-
-_ZERO = -1e30
-_ROUNDING = 1e-6
 
 SPECULATIVE = (
     "it gives no probabilities, as with speculative decoding; start it without a draft model or MTP"
@@ -142,7 +139,7 @@ def _candidate(raw: dict[str, Any]) -> Candidate:
 def _own_logp(raw: dict[str, Any]) -> float | None:
     if "logprob" in raw:
         value = raw["logprob"]
-        return None if value is None else log_probability(value, _ZERO)
+        return None if value is None else log_probability(value)
     if "prob" in raw:
         return _log(raw["prob"])
     raise KeyError("logprob")
@@ -150,7 +147,7 @@ def _own_logp(raw: dict[str, Any]) -> float | None:
 
 def _log(prob: Any) -> float:
     value = float(prob)
-    if math.isnan(value) or value < 0 or value > 1 + _ROUNDING:
+    if math.isnan(value) or value < 0 or value > 1 + ROUNDING:
         raise UnusableEngine(f"it gives {value:.4g} as a probability; use a newer build")
     return math.log(min(value, 1.0)) if value > 0 else -math.inf
 

@@ -42,7 +42,6 @@ from kldtui.vocab import NONE, Vocabulary, load_vocabulary, safe
 
 MISSING = "mlx_lm is not installed: pip install 'kldtui[mlx]'"
 _HERE = Path(__file__).parent
-_ZERO = -1e30
 _LINE_BYTES = 1 << 26
 """A line may hold a whole vocabulary's log-probabilities."""
 _SILENCE_SECONDS = 600.0
@@ -384,8 +383,8 @@ class MlxChild:
 
     def _token(self, line: dict[str, Any]) -> Token:
         try:
-            top = best_first((int(id), log_probability(p, _ZERO)) for id, p in line["top"])
-            logp = log_probability(line["logp"], _ZERO)
+            top = best_first((int(id), log_probability(p)) for id, p in line["top"])
+            logp = log_probability(line["logp"])
         except UnusableEngine as error:
             raise UnusableEngine(f"{self.url}: {error}") from None
         id = int(line["id"])

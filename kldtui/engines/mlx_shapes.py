@@ -19,7 +19,6 @@ from kldtui.engines.base import Reason, Top
 from kldtui.engines.values import best_first, log_probability
 from kldtui.errors import EngineBroke, UnusableEngine
 
-_ZERO = -1e30
 _VERSIONS = re.compile(r"(\d+\.\d+[^-]*)-(\d+\.\d+[^-]*)-")
 
 
@@ -79,18 +78,18 @@ def _newer(said: dict[str, Any]) -> Iterator[Choice]:
         if listed:
             yield _best(_top((each["id"], each["logprob"]) for each in listed))
         else:
-            yield Choice(int(entry["id"]), log_probability(entry["logprob"], _ZERO), ())
+            yield Choice(int(entry["id"]), log_probability(entry["logprob"]), ())
 
 
 def _older(said: dict[str, Any]) -> Iterator[Choice]:
     """`{tokens, token_logprobs, top_logprobs: [[[id, lp], …], …]}`."""
     tops = said["top_logprobs"] or [()] * len(said["tokens"])
     for id, logp, listed in zip(said["tokens"], said["token_logprobs"], tops, strict=True):
-        yield Choice(int(id), log_probability(logp, _ZERO), _top((i, p) for i, p in listed))
+        yield Choice(int(id), log_probability(logp), _top((i, p) for i, p in listed))
 
 
 def _top(listed: Any) -> Top:
-    return best_first((int(id), log_probability(logp, _ZERO)) for id, logp in listed)
+    return best_first((int(id), log_probability(logp)) for id, logp in listed)
 
 
 def _best(top: Top) -> Choice:

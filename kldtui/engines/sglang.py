@@ -33,7 +33,6 @@ _GREEDY: dict[str, Any] = {
     "spaces_between_special_tokens": False,
     "no_stop_trim": True,
 }
-_ZERO = -1e30
 _MARGIN = 1
 """Builds before 2026 want a request to leave one token of the context free."""
 _KEPT = ("dtype", "quantization", "kv_cache_dtype", "tp_size", "max_total_num_tokens")
@@ -175,7 +174,7 @@ class SglangServer(IdServer):
             if any(entry[0] is None for entry in own) or None in tops:
                 raise EngineBroke("it scored fewer tokens than were sent")
             return tuple(
-                Token(int(entry[1]), b"", log_probability(entry[0], _ZERO), _top(top, n))
+                Token(int(entry[1]), b"", log_probability(entry[0]), _top(top, n))
                 for entry, top in zip(own, tops, strict=True)
             )
 
@@ -251,7 +250,7 @@ class SglangAnswer:
         data = whole_characters(text, ends)
         tokens = []
         for k, (logp, id, *_) in enumerate(values):
-            value = None if logp is None else log_probability(logp, _ZERO)
+            value = None if logp is None else log_probability(logp)
             piece = data if k == len(values) - 1 else b""
             tokens.append(greedy(int(id), piece, value, _top(tops[k] or [], self._top_n)))
         self._given += ids
@@ -282,6 +281,5 @@ class SglangAnswer:
 def _top(raw: Sequence[Any], n: int) -> Top:
     """`[[log p, id, text], …]` best first; JSON has no infinity: null is a log p of -inf."""
     return best_first(
-        (int(id), -math.inf if logp is None else log_probability(logp, _ZERO))
-        for logp, id, *_ in raw
+        (int(id), -math.inf if logp is None else log_probability(logp)) for logp, id, *_ in raw
     )[:n]

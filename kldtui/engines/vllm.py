@@ -32,7 +32,6 @@ _GREEDY: dict[str, Any] = {
     "return_token_ids": True,
     "return_tokens_as_token_ids": True,
 }
-_ZERO = -9999.0
 _NAMED = "token_id:"
 DEFAULT_LIMIT = 20
 _ALLOWED = re.compile(r"logprobs.{0,80}?max(?:imum)? allowed:? (\d+)", re.DOTALL)
@@ -284,7 +283,7 @@ class VllmAnswer:
         data = whole_characters(str(choice.get("text") or ""), ends)
         tokens = []
         for k, id in enumerate(ids):
-            logp = None if own[k] is None else log_probability(own[k], _ZERO)
+            logp = None if own[k] is None else log_probability(own[k])
             piece = data if k == len(ids) - 1 else b""
             top = self._top(tops[k] or {})
             tokens.append(
@@ -304,7 +303,7 @@ class VllmAnswer:
             id = _id(name)
             if id is None:
                 raise UnusableEngine("it names candidates by text, which is ambiguous")
-            listed.append((id, log_probability(value, _ZERO)))
+            listed.append((id, log_probability(value)))
         return best_first(listed)[: self._top_n]
 
 
@@ -320,8 +319,8 @@ def _scored(target: int, entry: dict[str, Any] | None, n: int) -> Token:
     if entry is None or own is None:
         raise EngineBroke(f"it scored another token than {target}")
     top = best_first(
-        (int(id), log_probability(said["logprob"], _ZERO))
+        (int(id), log_probability(said["logprob"]))
         for id, said in entry.items()
         if said.get("rank") is None or int(said["rank"]) <= n
     )[:n]
-    return Token(target, b"", log_probability(own["logprob"], _ZERO), top)
+    return Token(target, b"", log_probability(own["logprob"]), top)

@@ -13,13 +13,14 @@ import os
 import struct
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kldtui.errors import RecordingError
 from kldtui.recordings.kld import MAGICS
+from kldtui.recordings.lock import lock
 from kldtui.rows import FullRows
 
 SPREAD = 16.0
@@ -96,6 +97,17 @@ def _codes(
     return np.where(some, steps + first, 0).astype(np.uint16)
 
 
+def _open(path: Path, mode: str) -> BinaryIO:
+    """The file, which nobody else writes. Raises RecordingError where somebody does, OSError."""
+    file = cast(BinaryIO, path.open(mode))
+    try:
+        lock(file.fileno(), path)
+    except RecordingError:
+        file.close()
+        raise
+    return file
+
+
 class KldWriter:
     """Writes header and tokens at once, then records in order. A context manager.
 
@@ -125,7 +137,9 @@ class KldWriter:
         self._spread = spread
         header = _MAGIC[version] + struct.pack("<iii", n_ctx, n_vocab, n_chunk)
         try:
-            self._file: BinaryIO = path.open("wb")
+            self._file: BinaryIO = _open(path, "ab")
+            if self._file.tell():
+                self._file.truncate(0)
             self._file.write(header + tokens.tobytes())
         except OSError as error:
             raise RecordingError(f"{path}: cannot be written: {error.strerror}") from None
@@ -143,7 +157,7 @@ class KldWriter:
         chunk_bytes = per_chunk * 2 * (2 * ((n_vocab + 1) // 2) + 4)
         writer = cls.__new__(cls)
         try:
-            file = path.open("r+b")
+            file = _open(path, "r+b")
             if file.read(len(begin)) != begin:
                 file.close()
                 raise RecordingError(

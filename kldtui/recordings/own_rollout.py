@@ -11,7 +11,6 @@ texts: nothing is compared.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -178,10 +177,6 @@ class OwnRollouts:
         if i == ts.size or ts[i] != position.t:
             return None
         return self.rows(position.chunk, i, i + 1).row(0)
-
-    def parted(self) -> Iterator[Pair]:
-        """The pairs that part, in the reference's order."""
-        return (pair for pair in self.pairs.values() if pair.parts_at is not None)
 
     def close(self) -> None:
         self.run.close()

@@ -6,13 +6,13 @@ Must not know: what the lines say.
 
 from __future__ import annotations
 
-import fcntl
 import gzip
 import os
 from contextlib import suppress
 from pathlib import Path
 
 from kldtui.errors import RecordingError
+from kldtui.recordings.lock import lock
 from kldtui.recordings.run_scan import Found, scan
 from kldtui.recordings.run_text import GzipText, Text, open_text
 
@@ -136,10 +136,8 @@ def _open(path: Path, flags: int = 0) -> int:
     except OSError as error:
         raise RecordingError(f"{path}: cannot be written to: {error.strerror}") from None
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        lock(fd, path)
+    except RecordingError:
         os.close(fd)
-        raise RecordingError(f"{path}: another program is recording to it") from None
-    except OSError:
-        pass  # a file system without locks
+        raise
     return fd

@@ -201,7 +201,7 @@ class Session(Figures):
         `build` names the build of a server that does not know its own. Raises EngineError for
         what is no URL.
         """
-        side: Literal["ref", "quant"] = "ref" if role == "ref" else "quant"
+        side: Literal["ref", "quant"] = "quant" if role in self.names else "ref"
         engine = open_engine(url, side, build=build, tokenizer=self.tokenizer)
         slot = EngineSlot(role, engine)
         self.slots[role] = slot

@@ -16,11 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kldtui.recordings.run_lines import MAX_SUM, ROUNDING, ZERO_LOGP, shown
+from kldtui.recordings.run_lines import MAX_SUM, ROUNDING, shown
 
 _ESCAPED = re.compile(r"bytes:((?:\\x[0-9a-fA-F]{2})+)")
 _TOKEN_ID = re.compile(r"token_id:(\d{1,9})")
 _MAX_ID = 2**31 - 2
+_ZERO = -9999.0
+"""No probability above 0 has a log this low: JSON has no infinity, and vLLM writes this for it,
+llama-server the least float."""
 
 
 class AnswerError(Exception):
@@ -112,8 +115,8 @@ def number(value: Any, what: str = "a log-probability") -> float:
     return float(value)
 
 
-def logp_of(value: Any, zero: float = ZERO_LOGP, stands_for: float = -math.inf) -> float:
-    """A log-probability in nats: NaN for null or NaN; what is at or below `zero` is `stands_for`.
+def logp_of(value: Any) -> float:
+    """A log-probability in nats: NaN for null or NaN, -inf for a probability of zero.
 
     Raises AnswerError for one above 0: it is a plain probability, or nonsense.
     """
@@ -123,8 +126,8 @@ def logp_of(value: Any, zero: float = ZERO_LOGP, stands_for: float = -math.inf) 
             f"a log-probability of {shown(value)}, which cannot be above 0: these may be plain "
             "probabilities under that name"
         )
-    if found <= zero:
-        return stands_for
+    if found <= _ZERO:
+        return -math.inf
     return min(found, 0.0) if found == found else found
 
 

@@ -32,7 +32,6 @@ from kldtui.recordings.foreign.answer import (
     step_of,
 )
 
-NAME = "llama-server /completion"
 FORMAT = "llama-completion"
 
 _SPECULATIVE = (

@@ -33,8 +33,6 @@ from kldtui.recordings.foreign.answer import (
 CHAT = "openai-chat"
 COMPLETIONS = "openai-completions"
 
-_UNLIKELY = -9999.0
-"""OpenAI's stand-in for a token outside the best 20: no value."""
 _ASK_CHAT = "holds no log-probabilities: ask with logprobs: true and top_logprobs"
 _ASK_TEXT = "holds no log-probabilities: ask with logprobs: 20"
 
@@ -151,7 +149,13 @@ def _content_step(raw: Any, gathered: Gathered) -> Step:
         # mlx_lm names the first of an unsorted list; what it takes is the best, ties by lowest id.
         best = min(entries, key=lambda e: (-e.logp, -1 if e.id is None else e.id))
         own = best
-    return step_of(own.id, own.data, own.logp, entries)
+    return step_of(own.id, own.data, _known(own.logp), entries)
+
+
+def _known(logp: float) -> float:
+    """Log p of the token that is there. OpenAI writes what elsewhere is a probability of zero for
+    any token outside the best 20: it is not known."""
+    return math.nan if logp == -math.inf else logp
 
 
 def _content_entry(raw: Any) -> Entry:
@@ -159,14 +163,14 @@ def _content_entry(raw: Any) -> Entry:
         raise AnswerError("top_logprobs is no list of objects")
     token = raw.get("token")
     id = id_of(raw["id"]) if raw.get("id") is not None else named_id(token)
-    logp = logp_of(raw.get("logprob"), _UNLIKELY, math.nan)
+    logp = logp_of(raw.get("logprob"))
     if id is not None and "bytes" not in raw:
         return Entry(id, None, logp)  # mlx_lm's text is a raw piece of its vocabulary (Ġof)
     return Entry(id, data_of(token, raw.get("bytes")), logp)
 
 
 def _listed_step(token: Any, value: Any, top: Any, gathered: Gathered) -> Step:
-    logp = logp_of(value, _UNLIKELY, math.nan)
+    logp = _known(logp_of(value))
     id = token if type(token) is int else named_id(token)
     data = None if id is not None else data_of(token)
     pairs: list[Any] = []
@@ -179,8 +183,7 @@ def _listed_step(token: Any, value: Any, top: Any, gathered: Gathered) -> Step:
         key_id = named_id(key)
         if type(token) is int or type(key) is int:
             key_id = id_of(key)
-        value_of = logp_of(of, _UNLIKELY, -math.inf)
-        entries.append(Entry(key_id, None if key_id is not None else data_of(key), value_of))
+        entries.append(Entry(key_id, None if key_id is not None else data_of(key), logp_of(of)))
     return step_of(id, data, logp, entries, with_own=True)
 
 

@@ -26,7 +26,6 @@ from kldtui.recordings.foreign.answer import (
     step_of,
 )
 
-NAME = "SGLang /generate"
 FORMAT = "sglang"
 
 _ASK = "holds no log-probabilities: ask with return_logprob: true and top_logprobs_num: 20"

@@ -26,10 +26,7 @@ from kldtui.recordings.foreign.answer import (
     step_of,
 )
 
-NAME = "vLLM prompt_logprobs"
 FORMAT = "vllm"
-
-_ZERO = -9999.0
 
 
 def is_kind(answer: dict[str, Any]) -> bool:
@@ -88,7 +85,7 @@ def _step(listed: Any, token: int | None) -> Step:
     entries, rank = [], None
     for key, raw in listed.items():
         value = raw.get("logprob") if isinstance(raw, dict) else raw
-        entry = Entry(id_of(key), None, logp_of(value, _ZERO))
+        entry = Entry(id_of(key), None, logp_of(value))
         entries.append(entry)
         if entry.id == token and isinstance(raw, dict):
             rank = raw.get("rank")
