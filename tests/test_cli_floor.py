@@ -57,6 +57,21 @@ def test_an_engine_that_always_says_the_same_has_no_flips_but_an_interval(
     assert caches == [False, False, True] * 3
 
 
+def test_the_config_file_says_how_many_candidates_are_asked_for(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    pair: tuple[Path, Path],
+    servers: tuple[FakeLlama, FakeLlama],
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("top_n_stored = 7")
+    monkeypatch.setenv("KLDTUI_CONFIG", str(config))
+    done = floor(pair, "--ref-server", servers[0].url, "--roots", "1", "--no-verify")
+    assert done.exit_code == 0, done.stderr
+    asked = {body["n_probs"] for body in servers[0].bodies() if body.get("stream")}
+    assert asked == {7}
+
+
 def test_the_same_positions_are_run_each_time(
     pair: tuple[Path, Path], servers: tuple[FakeLlama, FakeLlama]
 ) -> None:

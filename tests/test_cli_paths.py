@@ -90,8 +90,11 @@ def test_a_folder_is_no_label_file(folder: Path, place: str) -> None:
         (["inspect", ""], "FILE"),
         (["labels", ""], "FILE"),
         (["answers", "a", ""], "QUANT"),
+        (["scan", "r", "--quant", ""], "--quant"),
+        (["scan", "r", "--quant", "q", "-o", ""], "'-o' / '--output'"),
         (["branch", "r", "--quant", "", "--root", "c0:t1"], "--quant"),
-        (["floor", "", "--quant", "q"], "REF"),
+        (["floor", "r", "--against", ""], "--against"),
+        (["floor", "r", "--quant", ""], "--quant"),
         (["r", "--quant-model", ""], "--quant-model"),
         (["record", "convert", "", "-o", "x"], "IN"),
         (["record", "score", "", "-o", "x"], "REF"),
@@ -120,7 +123,7 @@ def test_what_is_no_range_of_chunks_is_refused(words: str) -> None:
         CHUNKS.convert(words, None, None)
 
 
-@pytest.mark.parametrize("start", [["stats"], ["flips"], ["open"]])
+@pytest.mark.parametrize("start", [["stats"], ["flips"], ["scan"], ["open"]])
 def test_a_floor_is_a_recording_of_its_own(folder: Path, start: list[str]) -> None:
     (folder / "link").symlink_to(folder / "quant.kld")
     for floor, whose in (("ref.kld", "the reference"), ("link", "the quant q4")):

@@ -7,19 +7,21 @@ Must not know: Textual, HTTP, how runs are compared.
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from kldtui.cli.batching import scan
-from kldtui.cli.engines import Preparation, add_engines, ref_engine_options, tell
+from kldtui.cli.engines import Preparation, add_engines, ref_engine_options
 from kldtui.cli.printing import print_json
-from kldtui.cli.progress import duration
+from kldtui.cli.progress import ProgressLine, duration
 from kldtui.cli.values import FILE as _FILE
+from kldtui.cli.values import SOURCE
+from kldtui.config import load_config
 from kldtui.errors import KldtuiError
 from kldtui.floor import (
     WORDS,
@@ -42,8 +44,6 @@ from kldtui.sampling import sample
 from kldtui.vocab.glyphs import safe
 
 AGAINST = "the other engine"
-_TOLD_SECONDS = 15.0
-_TOP_N = 20
 
 
 @click.command()
@@ -51,6 +51,7 @@ _TOP_N = 20
 @ref_engine_options
 @click.option(
     "--against",
+    type=SOURCE,
     metavar="URL|FILE",
     help="The same model in another engine: a server, a GGUF file, or an MLX folder.",
 )
@@ -58,6 +59,7 @@ _TOP_N = 20
     "--quant",
     "quants",
     multiple=True,
+    type=SOURCE,
     metavar="[NAME=]FILE",
     help="At roots of this quant; may be given several times. Without, at any scored position.",
 )
@@ -106,7 +108,7 @@ def floor(
         add_engines(session, ref_server, ref_model)
         other = _other(session, against) if against is not None else None
         positions = _positions(session, roots)
-        job = _Job(session, other, length, not no_verify)
+        job = _Job(session, other, length, load_config().top_n_stored, not no_verify)
         asyncio.run(job.run(positions, as_json))
     finally:
         session.close()
@@ -141,12 +143,12 @@ class _Job:
     """Engines made ready, then one position after the other."""
 
     def __init__(
-        self, session: Session, other: EngineSlot | None, length: int, verifies: bool
+        self, session: Session, other: EngineSlot | None, length: int, top_n: int, verifies: bool
     ) -> None:
         self._session, self._other = session, other
         self._slot = session.slots["ref"]
-        self._length, self._verifies = length, verifies
-        self._preparation = Preparation(session, _TOP_N)
+        self._length, self._top_n, self._verifies = length, top_n, verifies
+        self._preparation = Preparation(session, top_n)
 
     async def run(self, positions: Sequence[Position], as_json: bool) -> None:
         try:
@@ -169,24 +171,11 @@ class _Job:
 
     async def _floors(self, positions: Sequence[Position]) -> list[Floor]:
         floors: list[Floor] = []
-        begun = told = time.monotonic()
-        terminal = sys.stderr.isatty()
-        try:
+        begun = time.monotonic()
+        with ProgressLine() as line:
             for k, position in enumerate(positions):
-                now = time.monotonic()
-                if terminal or now - told > _TOLD_SECONDS:
-                    told = now
-                    left = (now - begun) / k * (len(positions) - k) if k else None
-                    remaining = f", {duration(left)} left" if left is not None else ""
-                    words = f"{k} of {len(positions)} positions{remaining}"
-                    if terminal:
-                        click.echo(f"\r{words}\x1b[K", err=True, nl=False)
-                    else:
-                        tell(words)
+                line(partial(_done, k, len(positions), time.monotonic() - begun))
                 floors.append(await self._floor(position))
-        finally:
-            if terminal:
-                click.echo("\r\x1b[K", err=True, nl=False)
         return floors
 
     async def _floor(self, position: Position) -> Floor:
@@ -200,7 +189,7 @@ class _Job:
             self._slot.engine,
             session.prefix(position, self._slot),
             self._length,
-            self._slot.top_n(_TOP_N),
+            self._slot.top_n(self._top_n),
             other=other,
             recorded=best[0] if best else None,
         )
@@ -252,6 +241,11 @@ class _Job:
             "against": engine(self._other),
             "warnings": self._preparation.warnings,
         }
+
+
+def _done(k: int, n: int, seconds: float) -> str:
+    left = f", {duration(seconds / k * (n - k))} left" if k else ""
+    return f"{k} of {n} positions{left}"
 
 
 def _share(found: Share) -> str:

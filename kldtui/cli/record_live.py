@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -19,9 +18,9 @@ import click
 from click.core import ParameterSource
 
 from kldtui.branching import bos_rule, bos_warning
-from kldtui.cli.progress import duration
+from kldtui.cli.progress import ProgressLine, duration
+from kldtui.cli.values import CHUNKS
 from kldtui.cli.values import FILE as _FILE
-from kldtui.cli.values import ChunkRange
 from kldtui.engines import Engine, open_engine, wait_ready
 from kldtui.engines.base import EngineInfo
 from kldtui.engines.llama_server import LlamaServer
@@ -42,8 +41,6 @@ from kldtui.vocab.glyphs import safe
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_LINE_SECONDS = 30.0
-"""Where standard error is no terminal, progress is a line as often as that."""
 _TOP_N = 40
 _CTX = 8192
 _CTX_HELP = f"With --model: tokens of context (default {_CTX})."
@@ -96,7 +93,7 @@ def _engine_options(command: Command) -> Command:
 @_engine_options
 @click.option(
     "--chunks",
-    type=ChunkRange(),
+    type=CHUNKS,
     metavar="A-B",
     help="Only these chunks, both included (default: all of REF).",
 )
@@ -407,22 +404,18 @@ def _run(
 
 
 class _Show:
-    """Progress: one line that is written over on a terminal, else a line now and then."""
+    """How far a recording is."""
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._terminal = sys.stderr.isatty()
-        self._next = time.monotonic() + _LINE_SECONDS
+        self._line = ProgressLine()
+        self.end = self._line.end
         self.new = 0
         """What was done since it began."""
 
     def __call__(self, progress: Progress) -> None:
         self.new = progress.done - progress.before
-        if self._terminal:
-            click.echo(f"\r{self._words(progress)}\x1b[K", err=True, nl=False)
-        elif time.monotonic() >= self._next:
-            self._next = time.monotonic() + _LINE_SECONDS
-            click.echo(f"kldtui: {self._words(progress)}", err=True)
+        self._line(lambda: self._words(progress))
 
     def _words(self, progress: Progress) -> str:
         share = 100 * progress.done / progress.total if progress.total else 100.0
@@ -431,10 +424,6 @@ class _Show:
         remaining = "" if left is None else f", {duration(left)} left"
         done = f"{progress.done} of {progress.total} {self._what}"
         return f"{done} ({share:.0f} %){rate}{remaining}"
-
-    def end(self) -> None:
-        if self._terminal:
-            click.echo("\r\x1b[K", err=True, nl=False)
 
 
 def _say(words: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,8 @@ import click
 
 from kldtui.cli.printing import print_json
 from kldtui.cli.progress import show
+from kldtui.cli.values import CHUNKS, SOURCE, refuse_floor
+from kldtui.cli.values import FILE as _FILE
 from kldtui.errors import KldtuiError
 from kldtui.index import Index, Progress, index_folder, keeper
 from kldtui.index.cache import MAX_BYTES, MAX_DAYS, Saved, prune, saved_tables
@@ -30,24 +31,7 @@ from kldtui.recordings import Recording, name_files, open_quant, open_recording
 from kldtui.vocab import find_vocabulary
 from kldtui.vocab.glyphs import safe
 
-_FILE = click.Path(path_type=Path)
-_CHUNKS = re.compile(r"c?(\d+)(?:-c?(\d+))?")
 _DAY = 86400
-
-
-def _chunks(
-    _context: click.Context, _option: click.Parameter, text: str | None
-) -> tuple[int, int] | None:
-    """`a-b` or `a`, both ends included, as a range that leaves the last out."""
-    if text is None:
-        return None
-    match = _CHUNKS.fullmatch(text.strip())
-    if match is None:
-        raise click.BadParameter("write chunks as 0-99, both ends included")
-    first, last = int(match[1]), int(match[2] or match[1])
-    if last < first:
-        raise click.BadParameter(f"{text}: ends before it begins")
-    return first, last + 1
 
 
 @click.command()
@@ -56,6 +40,7 @@ def _chunks(
     "--quant",
     "quants",
     multiple=True,
+    type=SOURCE,
     metavar="[NAME=]FILE",
     help="A quant's recording; may be given several times: one pass serves all.",
 )
@@ -63,7 +48,7 @@ def _chunks(
 @click.option(
     "-o", "--output", type=_FILE, metavar="FILE", help="Write an index file to carry away."
 )
-@click.option("--chunks", callback=_chunks, metavar="A-B", help="Only these chunks of the stream.")
+@click.option("--chunks", type=CHUNKS, metavar="A-B", help="Only these chunks, both included.")
 @click.option("--merge", is_flag=True, help="Join index files of parts of one stream into -o FILE.")
 @click.option(
     "--workers",
@@ -106,7 +91,11 @@ def scan(
         raise click.UsageError("give one REF, and quants with --quant; --merge joins index files")
     if not quants and floor is None:
         raise click.UsageError("give at least one quant: --quant FILE")
-    wanted = name_files(quants) + ([("floor", floor)] if floor is not None else [])
+    if chunks is not None:
+        chunks = chunks[0], chunks[1] + 1  # an index leaves out the last
+    wanted = name_files(quants)
+    refuse_floor(floor, files[0], wanted)
+    wanted += [("floor", floor)] if floor is not None else []
     paths = [files[0], *(path for _, path in wanted)]
     with _opened(paths, tokenizer) as (ref, *others):
         named = [(name, other) for (name, _), other in zip(wanted, others, strict=True)]
