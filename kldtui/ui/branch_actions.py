@@ -211,7 +211,7 @@ class BranchActions(ReviewView):
             role, url = split_named(text.strip())
             if role is not None and role not in roles:
                 raise KldtuiError(f"no {role!r} here; write one of {', '.join(roles)}, then =URL")
-            if not url:
+            if not url or url.endswith("="):
                 raise KldtuiError("write a URL, such as http://127.0.0.1:8080")
 
         role = (failed or missing or ["ref"])[0]

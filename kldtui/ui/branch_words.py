@@ -87,7 +87,8 @@ def branch_words(
         parts.append(_meeting_words(meeting))
     if branch.arm == RR and branch.parent is None:
         parts += _floor_words(session, branch)
-    parts.append(f"{len(branch.tokens)} tokens")
+    n = len(branch.tokens)
+    parts.append(f"{n} token{'s' * (n != 1)}")
     if branch.tokens_per_second and branch.stop is not None:
         parts.append(f"{branch.tokens_per_second:.0f} tok/s")
     if branch.seconds and branch.stop is not None:
@@ -156,7 +157,7 @@ def _meeting_words(meeting: Meeting) -> str:
         return "no difference so far"
     words = f"≠ +{meeting.parts_at}"
     if meeting.meet_a is not None and meeting.meet_b is not None:
-        words += f", meet again +{meeting.meet_a}/+{meeting.meet_b} ({meeting.meet_length})"
+        words += f", meet +{meeting.meet_a}/+{meeting.meet_b} ({meeting.meet_length})"
     return words
 
 

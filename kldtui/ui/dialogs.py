@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.containers import Vertical, VerticalScroll
+from textual.containers import ScrollableContainer, Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
@@ -20,6 +20,7 @@ from kldtui.labels import TAXONOMY
 from kldtui.ui import marks
 from kldtui.ui.actions import ACTIONS, GROUPS, keys_of
 from kldtui.ui.text import plain
+from kldtui.vocab.glyphs import PART
 
 
 class Prompt(ModalScreen[str | None]):
@@ -89,6 +90,8 @@ class Page(ModalScreen[None]):
         Binding("k,up", "scroll(-1)", show=False),
         Binding("pagedown,space", "scroll(20)", show=False),
         Binding("pageup", "scroll(-20)", show=False),
+        Binding("h,left", "scroll(0, -20)", show=False),
+        Binding("l,right", "scroll(0, 20)", show=False),
     ]
 
     def __init__(self, title: str, text: str) -> None:
@@ -96,15 +99,15 @@ class Page(ModalScreen[None]):
         self._title, self._text = title, text
 
     def compose(self) -> ComposeResult:
-        with VerticalScroll(id="page") as box:
+        with ScrollableContainer(id="page") as box:
             box.border_title = plain(f"{self._title} ─ Esc closes")
             yield Static(Text(self._text, no_wrap=True), markup=False)
 
     def action_close(self) -> None:
         self.dismiss(None)
 
-    def action_scroll(self, by: int) -> None:
-        self.query_one("#page").scroll_relative(y=by, animate=False)
+    def action_scroll(self, down: int, right: int = 0) -> None:
+        self.query_one("#page").scroll_relative(x=right, y=down, animate=False)
 
 
 class Help(ModalScreen[None]):
@@ -134,7 +137,7 @@ class Help(ModalScreen[None]):
                 if action.group == group and action.help:
                     text.append(f"  {keys_of(action, self._keymap):<12}", marks.QUANT)
                     text.append(action.help)
-                    text.append(f"  {action.id}\n", marks.DIM)
+                    text.append(f" ({action.id})\n", marks.DIM)
             if group == "Label":
                 for entry in TAXONOMY:
                     text.append(f"  {entry.key:<12}", marks.QUANT)
@@ -148,11 +151,32 @@ class Help(ModalScreen[None]):
             (marks.TIE, "tie: one of the two cannot rank its best tokens; not a root"),
             (marks.INVALID, "invalid: one of the rows cannot be used"),
             ("①", "labelled, with its class"),
+            ("✎", "a note, and no label yet"),
+            (
+                f"{marks.FLIPS} {marks.AGREES}",
+                "of several quants: this one flips here, this one does not",
+            ),
+            (PART, "bytes of a character that a later token completes"),
+            ("▁▅█", "under the stream: where in the whole of it the roots lie, and how many"),
+            ("○ ● ✗", "a server: not verified yet, verified, failed or not the recorded model"),
         ):
             text.append(f"  {mark:<12}", marks.ROOT_STYLE)
             text.append(f"{words}\n")
+        text.append("\nIn the frame of a branch, tokens counted from its start:\n")
+        for mark, words in (
+            ("≠ +3", "the two branches part at their token 3"),
+            ("meet +7/+9 (5)", "from token 7 of one and 9 of the other, 5 are equal again"),
+            (marks.FORK, "another branch begins here"),
+            ("≠ itself +3", "run again, the reference parts from itself there (V)"),
+        ):
+            text.append(f"  {mark:<16}", marks.QUANT)
+            text.append(f"{words}\n")
         text.append(
             "\nmoved: no flip, but a KLD as large as a root's median; f moved lists them.\n"
+            "queue, an order of the list: of each turn (or chunk) the first root, those in tool "
+            "calls before others, the dearest first; later roots after them, near ties last.\n"
+            "FDT, SDT (statistics): on the reference's own rollout, the first token that differs, "
+            "and the share of tokens that do.\n"
         )
         text.append("In the top-N table: r ref token, q quant token, · stream token, ")
         text.append("≤ at or below what the file can say (its floor or its last entry).\n\n")

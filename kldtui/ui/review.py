@@ -29,6 +29,7 @@ from kldtui.ui.messages import SearchAdvanced
 from kldtui.ui.review_view import PANES
 from kldtui.ui.root_list import RootList
 from kldtui.ui.stream import StreamView
+from kldtui.vocab import safe
 
 HEATS = ("kld", "margin", "off")
 
@@ -298,9 +299,11 @@ class ReviewScreen(BranchActions):
 
     def action_clear_label(self) -> None:
         facts = self.facts
-        if facts is not None:
-            self.store(lambda: self.session.set_label(facts, None, self.how))
-            self.refresh_after_label()
+        if facts is None or self.session.class_of(facts.position, facts.quant) is None:
+            self.say("there is no label here")
+            return
+        self.store(lambda: self.session.set_label(facts, None, self.how))
+        self.refresh_after_label()
 
     def action_note(self) -> None:
         facts = self.facts
@@ -312,12 +315,11 @@ class ReviewScreen(BranchActions):
     @work(exclusive=True, group="prompt", exit_on_error=False)
     async def _ask_note(self, facts: RootFacts, how: str) -> None:
         record = self.session.label(facts.position, facts.quant)
+        shown = safe(record.note) if record is not None else ""  # it may come from a file
         text = await self.app.push_screen_wait(
-            Prompt(
-                "note", f"on {facts.position}; empty takes it away", record.note if record else ""
-            )
+            Prompt("note", f"on {facts.position}; empty takes it away", shown)
         )
-        if text is not None:
+        if text is not None and text != shown:
             self.store(lambda: self.session.set_note(facts, text, how))
             self.refresh_after_label()
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from textual.widgets import Input
 
 from kldtui.config import Config
 from kldtui.position import Position
@@ -106,3 +107,44 @@ async def test_on_a_small_screen_keys_go_to_what_is_seen(tmp_path: Path) -> None
         await driver.press("escape", "b", "z")
         assert " alpha" in driver.text
         assert driver.review.query_one("#left").region.height > 15
+
+
+async def test_a_note_of_a_label_file_steers_no_terminal_and_stays_as_it_is(tmp_path: Path) -> None:
+    session = open_review(tmp_path)
+    nasty = "\x1b]52;c;AAAA\x07 \u202e see \x9b2J"
+    async with running(session) as driver:
+        session.set_note(session.facts_of(HERE, 0), nasty, "hand")
+        await driver.press("m")
+        value = driver.app.screen.query_one(Input).value
+        assert value.isprintable()
+        assert "see" in value
+        assert driver.text.replace("\n", "").isprintable()
+        await driver.press("enter")
+        record = session.label(HERE, 0)
+        assert record is not None
+        assert record.note == nasty
+        assert driver.text.replace("\n", "").isprintable()
+        await driver.press("0")
+        assert "no label here" in driver.text
+
+
+@pytest.mark.parametrize("text", ["ref=", "q4= ", "="])
+async def test_a_server_without_a_url_is_not_looked_for(tmp_path: Path, text: str) -> None:
+    session = open_review(tmp_path)
+    async with running(session) as driver:
+        await driver.press("c")
+        driver.app.screen.query_one(Input).value = text
+        await driver.press("enter")
+        assert "write a URL" in driver.text
+        assert not session.slots
+
+
+async def test_the_statistics_scroll_both_ways_on_a_small_screen(tmp_path: Path) -> None:
+    async with running(open_review(tmp_path), (60, 24)) as driver:
+        await driver.press("S")
+        await driver.until(lambda: "Mean" in driver.text)
+        page = driver.app.screen.query_one("#page")
+        await driver.press("l")
+        assert page.scroll_x > 0
+        await driver.press("h")
+        assert page.scroll_x == 0

@@ -116,5 +116,5 @@ async def test_what_changes_of_a_long_branch_is_shown(tmp_path: Path) -> None:
         right.tokens[1:] = list(left.tokens[1:])
         right.tokens.append(token(5))
         driver.review.refresh_pair()
-        assert "≠ +0, meet again +1/+1" in str(driver.review.pane("right").border_subtitle)
+        assert "≠ +0, meet +1/+1" in str(driver.review.pane("right").border_subtitle)
         assert str(driver.review.pane("right").border_subtitle) != meeting
