@@ -22,6 +22,8 @@ from kldtui.ui.detail_view import Shown
 from kldtui.ui.text import duration
 from kldtui.vocab import safe
 
+SILENCE_SECONDS = 3.0
+"""After so long without a token it is said that none comes."""
 STOPS = {
     "eog": "end of turn",
     "tool_call": "tool call closed",
@@ -77,6 +79,8 @@ def branch_words(
         parts = [_stop_words(session, branch)]
     elif desk.queued(branch):
         parts = ["waits for the other arm of its engine"]
+    elif branch.tokens and (silence := desk.silence(branch)) >= SILENCE_SECONDS:
+        parts = [f"no token for {duration(silence)}: the rest may come at once"]
     else:
         parts = ["running…" if branch.tokens or not elapsed else "reading the prefix…"]
     if is_recorded(branch):

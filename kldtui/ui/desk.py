@@ -64,6 +64,7 @@ class Desk:
         self._root: tuple[Position, int] | None = None
         self._next: list[tuple[Place, Sequence[Arm]]] = []
         self._begun: dict[str, float] = {}
+        self._heard: dict[str, float] = {}
         self._queued: set[str] = set()
         self.activity = ""
 
@@ -76,6 +77,11 @@ class Desk:
         """For how many seconds a branch has been running by now; None if it is not."""
         begun = self._begun.get(branch.id)
         return None if begun is None else time.monotonic() - begun
+
+    def silence(self, branch: Branch) -> float:
+        """For how many seconds a running branch has had no token."""
+        heard = self._heard.get(branch.id)
+        return 0.0 if heard is None else time.monotonic() - heard
 
     def queued(self, branch: Branch) -> bool:
         """Whether a branch waits for another one of the same server."""
@@ -206,11 +212,12 @@ class Desk:
                 self._broke(slot, error)
                 self._say(f"{slot.role} server: {error}", "error")
             if slot.verified is not None and slot.verified.passed:
-                good.append(f"{slot.role}: {slot.verified.detail}")
+                good.append(f"{slot.role} {slot.verified.own or 0:.2f}")
             elif slot.verified is not None:
                 self._say(f"{slot.role}: {slot.verified.detail}", "error")
         if good:
-            self._say("  ".join(good))
+            words = "verified against their recordings" if len(good) > 1 else "verified"
+            self._say(f"{words}: mean |Δ log p| {', '.join(good)} nat; ? says more")
 
     async def _verify(self, slot: EngineSlot, position: Position | None, quant: int) -> None:
         self._doing(f"verifying the {slot.role} server")
@@ -413,7 +420,7 @@ class Desk:
     async def _one_server(self, jobs: Sequence[Job], changed: Callable[[bool], None]) -> None:
         for slot, (branch, n) in jobs:
             self._queued.discard(branch.id)
-            self._begun[branch.id] = time.monotonic()
+            self._begun[branch.id] = self._heard[branch.id] = time.monotonic()
             try:
                 await self._one(slot, branch, n, changed)
             except EngineError as error:
@@ -421,6 +428,7 @@ class Desk:
                 self._broke(slot, error)
             finally:
                 self._begun.pop(branch.id, None)
+                self._heard.pop(branch.id, None)
             changed(True)
 
     async def _one(
@@ -432,6 +440,7 @@ class Desk:
         async with contextlib.aclosing(run) as items:
             turn = time.monotonic()
             async for _ in items:
+                self._heard[branch.id] = time.monotonic()
                 changed(False)
                 if time.monotonic() - turn > SLICE_SECONDS:
                     await asyncio.sleep(SLICE_SECONDS)

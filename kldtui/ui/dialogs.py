@@ -167,6 +167,7 @@ class Help(ModalScreen[None]):
             ("≠ +3", "the two branches part at their token 3"),
             ("meet +7/+9 (5)", "from token 7 of one and 9 of the other, 5 are equal again"),
             (marks.FORK, "another branch begins here"),
+            ("no token for", "a server that hides parts of characters is asked for the rest whole"),
             ("≠ itself +3", "run again, the reference parts from itself there (V)"),
         ):
             text.append(f"  {mark:<16}", marks.QUANT)

@@ -132,6 +132,12 @@ def _judged_parts(session: Session, facts: RootFacts) -> list[Part]:
     parts += [(figure, marks.PLAIN) for figure in _figure_words(facts)]
     if session.floor_flips(facts.index):
         parts.append(("floor flips too", marks.NEAR_STYLE))
+    runs = session.self_run(facts.position, facts.quant)
+    if runs is not None and runs.says is not None and runs.says != facts.ref_id:
+        live = session.vocab.display(runs.says).table
+        parts.insert(2, (f"live the reference says {live}", marks.WARN))
+    elif runs is not None and not runs.agrees:
+        parts.insert(2, ("≠ itself", marks.WARN))
     record = session.label(facts.position, facts.quant)
     if record is not None and record.note:
         parts.insert(3, (f"note: {fit(safe(record.note), _NOTE_CELLS).rstrip()}", marks.GOOD))

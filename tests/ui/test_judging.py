@@ -10,6 +10,7 @@ from textual.widgets import Input
 
 from kldtui.config import Config
 from kldtui.position import Position
+from kldtui.ui import branch_words
 from tests.ui.review import add_engines, open_review, running
 
 HERE = Position(0, 10)
@@ -148,3 +149,40 @@ async def test_the_statistics_scroll_both_ways_on_a_small_screen(tmp_path: Path)
         assert page.scroll_x > 0
         await driver.press("h")
         assert page.scroll_x == 0
+
+
+async def test_a_branch_that_stands_still_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(branch_words, "SILENCE_SECONDS", 0.1)
+    session = open_review(tmp_path)
+    add_engines(session, lambda p: [0, 1, 60.0, 2], lambda p: [4])
+    async with running(session) as driver:
+        await driver.press("b")
+        await driver.until(lambda: "no token for" in driver.text)
+        await driver.press("escape")
+        await driver.until(lambda: "no token for" not in driver.text)
+
+
+async def test_what_the_reference_says_of_itself_stays_on_screen_while_one_judges(
+    tmp_path: Path,
+) -> None:
+    session = open_review(tmp_path)
+    add_engines(session, lambda p: [0, 1], lambda p: [4])
+    async with running(session) as driver:
+        await driver.press("b")
+        await driver.until(lambda: not driver.review.desk.busy)
+        await driver.press("V")
+        await driver.until(lambda: not driver.review.desk.busy)
+        assert "live the reference says ␣alpha" in driver.lines[0]
+        await driver.press(".", ",")
+        assert "live the reference says ␣alpha" in driver.lines[0]
+
+
+async def test_the_result_of_verifying_can_be_read_whole(tmp_path: Path) -> None:
+    session = open_review(tmp_path)
+    add_engines(session, lambda p: [0, 1], lambda p: [4])
+    async with running(session, (100, 30)) as driver:
+        await driver.press("v")
+        await driver.until(lambda: "verified against" in driver.text)
+        assert "mean |Δ log p| ref 0.00, q4 0.00 nat; ? says more" in driver.text
