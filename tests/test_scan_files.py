@@ -428,6 +428,27 @@ def test_where_no_index_file_can_be_written_it_is_named_and_nothing_of_it_stays(
     assert not list(out.parent.iterdir())
 
 
+def test_text_is_read_where_no_tokenizer_is_of_parts_and_of_the_whole(tmp_path: Path) -> None:
+    recordings = plain_pair(tmp_path / "data")
+    words = {token: b" w%d" % token for token in range(0, recordings[0].shape.n_vocab, 2)}
+    words[4] = b"\xe6\x97"
+    index = scan_all(Index(recordings[0], recordings[1:]))
+    named = [(recording.path.stem, recording) for recording in recordings[1:]]
+    paths = []
+    for chunks in ((0, 1), (1, recordings[0].shape.n_chunk)):
+        paths.append(tmp_path / f"{chunks[0]}.scan")
+        write_scan(paths[-1], index, recordings[0], named, chunks=chunks, piece=words.get)
+    whole = merge_scans(paths, tmp_path / "whole.scan")
+    occurring = {int(t) for c in range(index.layout.n_chunk) for t in recordings[0].tokens(c)}
+    for table, name in ((index.ref, "ref_id"), *((pair, "quant_id") for pair in index.pairs)):
+        occurring |= {int(token) for token in table[name]}
+    assert whole.pieces() == {t: data for t, data in words.items() if t in occurring}
+    session = Session.open(whole.path, [])
+    assert session.vocab.source == "pieces in ref.kld"
+    assert session.vocab.piece(4) == (b"\xe6\x97" if 4 in occurring else None)
+    session.close()
+
+
 def put_file(path: Path) -> None:
     path.write_text("notes")
 

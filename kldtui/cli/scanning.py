@@ -60,7 +60,7 @@ _DAY = 86400
     "--dask", metavar="SCHEDULER", help="Scan on a dask cluster, such as tcp://host:8786."
 )
 @click.option(
-    "--tokenizer", type=_FILE, metavar="FILE", help="To place answers of servers by text."
+    "--tokenizer", type=_FILE, metavar="FILE", help="For the text of the tokens, in -o FILE too."
 )
 def scan(
     files: tuple[Path, ...],
@@ -125,6 +125,7 @@ def scan(
                     floor=floor is not None,
                     chunks=chunks,
                     label_identities=known,
+                    piece=find_vocabulary([ref, *others], tokenizer).piece,
                 )
                 _say_written(output, ScanFile.open(output))
         finally:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kldtui.analysis import PAIR_DTYPE, REF_DTYPE
 from kldtui.errors import KldtuiError
-from kldtui.index.scanfile import Arrays, ScanFile, in_words, write_arrays
+from kldtui.index.scanfile import Arrays, ScanFile, in_words, pieces_in_arrays, write_arrays
 
 
 def merge_scans(paths: Sequence[Path], out: Path) -> ScanFile:
@@ -49,6 +49,7 @@ def merge_scans(paths: Sequence[Path], out: Path) -> ScanFile:
 
     def arrays() -> Arrays:
         yield "tokens", tokens()
+        yield from pieces_in_arrays({k: v for file in files for k, v in file.pieces().items()})
         if one.head["even"] is None:
             for name in ("starts", "t", "lengths"):
                 yield name, one.array(name)

@@ -114,11 +114,13 @@ def write_scan(
     floor: bool = False,
     chunks: tuple[int, int] | None = None,
     label_identities: Sequence[Mapping[str, Any]] = (),
+    piece: Callable[[int], bytes | None] = lambda token: None,
 ) -> None:
     """Write what an index holds of some chunks (default: all). Raises KldtuiError.
 
     quants: by name, in the index's order; with `floor` the last is the null recording.
-    label_identities: of the reference and the quants, as labels know them.
+    label_identities: of the reference and the quants, as labels know them. piece: the bytes of a
+    token, so that those that occur can be read where no tokenizer is.
     """
     layout = index.layout
     a, b = chunks if chunks is not None else (0, layout.n_chunk)
@@ -143,7 +145,12 @@ def write_scan(
     }
 
     def arrays() -> Arrays:
-        yield "tokens", np.concatenate([ref.tokens(chunk) for chunk in range(a, b)])
+        tokens = np.concatenate([ref.tokens(chunk) for chunk in range(a, b)])
+        yield "tokens", tokens
+        chosen = [index.ref["ref_id"], *(pair["quant_id"] for pair in index.pairs)]
+        columns = [tokens, *(column[first:last] for column in chosen)]
+        ids = _occurring(columns, ref.shape.n_vocab)
+        yield from pieces_in_arrays({token: piece(token) for token in ids})
         if even is None:
             slices = [layout.chunk_slice(chunk) for chunk in range(layout.n_chunk)]
             yield "starts", np.array([0, *(each.stop for each in slices)], np.int64)
@@ -156,6 +163,21 @@ def write_scan(
                 table.release()
 
     write_arrays(path, head, arrays)
+
+
+def _occurring(columns: Sequence[NDArray[np.int32]], n_vocab: int) -> list[int]:
+    occurs = np.zeros(n_vocab, bool)
+    for column in columns:
+        occurs[column[(column >= 0) & (column < n_vocab)]] = True
+    return np.flatnonzero(occurs).tolist()
+
+
+def pieces_in_arrays(pieces: Mapping[int, bytes | None]) -> Arrays:
+    """Bytes by id as arrays: the ids, where the bytes of each end, and all bytes."""
+    known = {token: data for token, data in sorted(pieces.items()) if data is not None}
+    yield "piece_ids", np.array(list(known), np.int32)
+    yield "piece_ends", np.cumsum([len(data) for data in known.values()], dtype=np.int64)
+    yield "piece_bytes", np.frombuffer(b"".join(known.values()), np.uint8)
 
 
 def write_arrays(path: Path, head: Mapping[str, Any], arrays: Callable[[], Arrays]) -> None:
@@ -278,6 +300,17 @@ class ScanFile:
         starts, t = self.array("starts").tolist(), self.array("t")
         return Layout([t[a:b] for a, b in itertools.pairwise(starts)])
 
+    def pieces(self) -> dict[int, bytes]:
+        """The bytes of the tokens that occur, as far as they were known; of older files none.
+
+        Raises as `array`.
+        """
+        if all(name != "piece_ids" for name, *_ in self.head["arrays"]):
+            return {}
+        ids, ends = self.array("piece_ids").tolist(), self.array("piece_ends").tolist()
+        data, cuts = self.array("piece_bytes").tobytes(), itertools.pairwise([0, *ends])
+        return {token: data[a:b] for token, (a, b) in zip(ids, cuts, strict=True)}
+
     def recordings(self) -> list[AbsentRecording]:
         """The reference and the quants, as far as the file knows them."""
         layout, tokens = self.layout(), self.array("tokens")
@@ -291,10 +324,12 @@ class ScanFile:
         by_chunk = {
             a + k: tokens[int(ends[k - 1]) if k else 0 : int(ends[k])] for k in range(b - a)
         }
-        return [
+        found = [
             AbsentRecording(about, self.path.parent, by_chunk, lengths, layout, self.identity)
             for about in self.head["recordings"]
         ]
+        found[0].pieces = self.pieces()
+        return found
 
     def index(self, keeper: Keeper | None = None) -> tuple[Index, list[AbsentRecording]]:
         """The index, with the recordings it is of. Raises DamagedRecording."""
@@ -350,6 +385,9 @@ def _check_head(head: Any) -> None:
         for number in range(len(recordings))
         for name in (PAIR_DTYPE if number else REF_DTYPE).names or ()
     }
+    if "piece_ids" in counts:
+        expected |= dict.fromkeys(("piece_ids", "piece_ends"), counts["piece_ids"])
+        expected["piece_bytes"] = counts["piece_bytes"]
     if even is None:
         expected |= {"starts": n_chunk + 1, "t": n, "lengths": n_chunk, "tokens": counts["tokens"]}
         lies_so = 0 <= first <= last <= n
