@@ -185,7 +185,10 @@ class Batch:
                 f"{duration(prefix / found.read)}; at most {most:,} tokens to generate at "
                 f"{found.generate:,.1f}/s, {duration(most / found.generate)}"
             )
-        tell(f"at most {duration(cost(plan, speeds, self._length))} in all")
+        whole = duration(cost(plan, speeds, self._length))
+        tell(
+            f"about {whole} in all if each runs to its full length, more where servers share cores"
+        )
         if self._yes or not _at_terminal():
             return True
         return bool(click.confirm("kldtui: make them?", default=True, err=True))
