@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kldtui.branching import Branch
+from kldtui.branching import QQ, Branch
 from kldtui.errors import (
     ContextExceeded,
     EngineBroke,
@@ -22,11 +22,11 @@ from kldtui.errors import (
 from kldtui.facts import is_rollout
 from kldtui.index import Index
 from kldtui.position import Position
-from kldtui.recorder.free import branches_from_rollouts, first_divergences
+from kldtui.recorder.free import own_branch
 from kldtui.recorder.prompts import Prompt, PromptFileError, read_prompts
 from kldtui.recorder.rollout import RolloutJob, Sampling
 from kldtui.recordings import open_quant, open_recording
-from kldtui.recordings.own_rollout import OwnRollouts
+from kldtui.recordings.own_rollout import OwnRollouts, pair_rollouts
 from kldtui.recordings.run import RunRecording, open_run
 from kldtui.report import pair_stats
 from kldtui.rows import TopRow
@@ -342,7 +342,7 @@ def test_what_is_wrong_with_prompts_names_the_line(tmp_path: Path, text: str, wo
 
 async def test_rollouts_of_the_same_prompts_part_where_the_models_do(tmp_path: Path) -> None:
     ref, quant = (open_run(path) for path in await own_pair(tmp_path))
-    found = dict(first_divergences(ref, quant))
+    found = {pair.ref: pair.agreed for pair in pair_rollouts(ref, quant)}
     assert found[0] == 3
     assert found[2] == 0
     for chunk in range(3):
@@ -355,23 +355,26 @@ async def test_rollouts_of_the_same_prompts_part_where_the_models_do(tmp_path: P
     quant.close()
 
 
-async def test_they_open_as_recorded_branches_at_their_root(tmp_path: Path) -> None:
-    ref, quant = (open_run(path) for path in await own_pair(tmp_path))
-    branches = branches_from_rollouts(ref, quant, "q4")
-    at = {(branch.position, branch.arm.code): branch for branch in branches}
+async def test_where_they_part_the_quants_opens_as_a_recorded_branch(tmp_path: Path) -> None:
+    first, second = await own_pair(tmp_path)
+    ref, run = open_recording(first), open_run(second)
+    quant = open_quant(second, ref, lambda: NONE)
     root = Position(0, len(b"What is") + 3)
-    mine, theirs = at[root, "R·r"], at[root, "Q·q"]
-    assert mine.prefix_ids == theirs.prefix_ids == ref.tokens(0)[: root.t].tolist()
-    assert mine.start_id != theirs.start_id
-    for branch, run in ((mine, ref), (theirs, quant)):
-        assert [branch.start_id, *branch.ids] == run.tokens(0)[root.t :].tolist()
-        assert branch.stop == run.chunk_fields(0)["stop"]
-        assert branch.complete == (branch.stop == "eog")
-        assert all(token.top[0][0] == token.id for token in branch.tokens)
-        assert branch.engine["model"] == "/models/fake-q4.gguf"
-        assert Branch.from_json(branch.to_json()) == branch
-    ref.close()
-    quant.close()
+    branch = own_branch(quant, root, "q4")
+    assert branch is not None
+    assert branch.arm == QQ
+    assert branch.prefix_ids == ref.tokens(0)[: root.t].tolist()
+    assert branch.start_id != ref.tokens(0)[root.t]
+    assert [branch.start_id, *branch.ids] == run.tokens(0)[root.t :].tolist()
+    assert branch.stop == run.chunk_fields(0)["stop"]
+    assert branch.complete == (branch.stop == "eog")
+    assert all(token.top[0][0] == token.id for token in branch.tokens)
+    assert branch.engine["model"] == "/models/fake-q4.gguf"
+    assert Branch.from_json(branch.to_json()) == branch
+    assert own_branch(quant, Position(0, root.t - 1), "q4") is None
+    assert own_branch(ref, root, "q4") is None
+    for each in (ref, run, quant):
+        each.close()
 
 
 async def test_as_a_quant_they_are_compared_up_to_where_they_part(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Two models that went on by themselves from the same prompts: where they part, as branches.
+"""A quant's own rollouts: where one parts from the reference's, as a branch.
 
 Knows: runs of rollouts, and what a branch is made of.
 Must not know: engines at work, how a review keeps branches.
@@ -6,36 +6,16 @@ Must not know: engines at work, how a review keeps branches.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from kldtui.branching import QQ, RR, Arm, Branch, Stop
+from kldtui.branching import QQ, Branch, Stop
 from kldtui.engines.base import Token
 from kldtui.position import Position
-from kldtui.recordings.own_rollout import OwnRollouts, Pair, pair_rollouts
+from kldtui.recordings.own_rollout import OwnRollouts, Pair
 from kldtui.recordings.run import RunRecording
 from kldtui.rows import TopRow
 
 _ENDS: dict[str, Stop] = {"eog": "eog", "limit": "limit", "context": "context"}
-
-
-def branches_from_rollouts(
-    ref: RunRecording, quant: RunRecording, name: str, *, top: bool = True
-) -> list[Branch]:
-    """R·r and Q·q at each place where two rollouts of one prompt part, as they were recorded.
-
-    name: the quant's in the review. top: with the best lists of each token. The branches are what
-    `Session.remember` takes. Where only one goes on behind the other's end there is no pair.
-    Raises StreamMismatch as `pair_rollouts`, RecordingChanged and DamagedRecording as reading.
-    """
-    out = []
-    for pair in pair_rollouts(ref, quant):
-        at = pair.parts_at
-        if at is None or at >= min(ref.tokens(pair.ref).size, quant.tokens(pair.quant).size):
-            continue
-        out.append(_branch(ref, pair.ref, pair, RR, name, top))
-        out.append(_branch(quant, pair.quant, pair, QQ, name, top))
-    return out
 
 
 def own_branch(recording: object, position: Position, name: str) -> Branch | None:
@@ -48,11 +28,11 @@ def own_branch(recording: object, position: Position, name: str) -> Branch | Non
         return None
     if pair.parts_at >= recording.run.tokens(pair.quant).size:
         return None
-    return _branch(recording.run, pair.quant, pair, QQ, name, True)
+    return _branch(recording.run, pair, pair.parts_at, name)
 
 
-def _branch(run: RunRecording, chunk: int, pair: Pair, arm: Arm, name: str, top: bool) -> Branch:
-    at = pair.parts_at or 0
+def _branch(run: RunRecording, pair: Pair, at: int, name: str) -> Branch:
+    chunk = pair.quant
     ids = run.tokens(chunk).tolist()
     told = run.chunk_fields(chunk)
     tokens = []
@@ -65,12 +45,12 @@ def _branch(run: RunRecording, chunk: int, pair: Pair, arm: Arm, name: str, top:
                 ids[t],
                 run.pieces.get(ids[t], b""),
                 None if value is None or value.bound else value.value,
-                tuple(known.top(len(known.known))) if known is not None and top else (),
+                tuple(known.top(len(known.known))) if known is not None else (),
             )
         )
     branch = Branch(
         position=Position(pair.ref, at),
-        arm=arm,
+        arm=QQ,
         quant=name,
         start_id=ids[at],
         prefix_ids=ids[:at],
@@ -98,12 +78,3 @@ def _engine(run: RunRecording) -> dict[str, Any]:
         "add_bos": None,
         "details": {"recorded": run.path.name},
     }
-
-
-def first_divergences(ref: RunRecording, quant: RunRecording) -> list[tuple[int, float]]:
-    """(chunk of the reference, tokens that agree before the first that differs) of each rollout
-    that both have; infinite where none differs. Raises StreamMismatch."""
-    return [
-        (pair.ref, math.inf if pair.agreed is None else float(pair.agreed))
-        for pair in pair_rollouts(ref, quant)
-    ]
