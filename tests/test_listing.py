@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from kldtui.vocab import NONE
 from tests.builders import make_stream, write_kld
 from tests.builders_index import scan_all
 from tests.builders_run import CHUNK, HEADER, raw_run
-from tests.ui.review import open_review
+from tests.ui.review import open_review, write_pair
 
 NAMES = ("a", "my quant", "my quant 2", "near", "q4(1)")
 
@@ -97,6 +99,16 @@ def test_a_recording_without_chunks_is_not_reviewed(tmp_path: Path) -> None:
     path = write_kld(tmp_path / "none.kld", make_stream(0, 8, 4))
     with pytest.raises(RecordingError, match=r"none\.kld: holds no chunks"):
         Session.open(path, [("q", path)])
+
+
+def test_of_recordings_that_do_not_go_together_none_stays_open(tmp_path: Path) -> None:
+    ref, *_ = write_pair(tmp_path)
+    other = write_kld(tmp_path / "other.kld", make_stream(2, 8, 4))
+    before = set(os.listdir("/dev/fd"))
+    with pytest.raises(KldtuiError):
+        Session.open(ref, [("q4", tmp_path / "q4.kld"), ("other", other)])
+    gc.collect()
+    assert len(os.listdir("/dev/fd")) == len(before)
 
 
 def test_the_index_is_closed_though_labels_cannot_be_saved(

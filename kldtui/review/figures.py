@@ -10,6 +10,7 @@ import dataclasses
 import math
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -305,18 +306,24 @@ Opened = tuple[Index, Recording, tuple[Quant, ...], Recording | None]
 def _here(
     ref: Path, quants: Sequence[tuple[str, Path]], floor: Path | None, tokenizer: Path | None
 ) -> Opened:
-    """Recordings, and what is saved of the index over them."""
-    reference = open_recording(ref)
-    if not reference.shape.n_chunk:
-        raise RecordingError(f"{ref}: holds no chunks, so there is nothing to review yet")
+    """Recordings, and what is saved of the index over them; none stays open if one cannot be."""
+    with ExitStack() as unwanted:
+        reference = open_recording(ref)
+        unwanted.callback(reference.close)
+        if not reference.shape.n_chunk:
+            raise RecordingError(f"{ref}: holds no chunks, so there is nothing to review yet")
 
-    def text() -> Vocabulary:
-        return find_vocabulary([reference], tokenizer)
+        def opened(path: Path) -> Recording:
+            found = open_quant(path, reference, lambda: find_vocabulary([reference], tokenizer))
+            unwanted.callback(found.close)
+            return found
 
-    opened = tuple(Quant(name, open_quant(path, reference, text)) for name, path in quants)
-    null = open_quant(floor, reference, text) if floor is not None else None
-    compared = [quant.recording for quant in opened] + ([null] if null else [])
-    return Index(reference, compared, keeper()), reference, opened, null
+        named = tuple(Quant(name, opened(path)) for name, path in quants)
+        null = opened(floor) if floor is not None else None
+        compared = [quant.recording for quant in named] + ([null] if null else [])
+        index = Index(reference, compared, keeper())
+        unwanted.pop_all()
+    return index, reference, named, null
 
 
 def _absent(path: Path) -> Opened:
