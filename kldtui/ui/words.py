@@ -109,7 +109,8 @@ def status_parts(
     if not session.vocab:
         left.append(("ids only: --tokenizer FILE gives text", marks.WARN))
     done, total = session.labelled()
-    right: list[Part] = [(f"labelled {done}/{total}", marks.GOOD)]
+    whole = " in all" if len(names) > 1 else ""  # a root of two quants is judged twice
+    right: list[Part] = [(f"labelled {done}/{total}{whole}", marks.GOOD)]
     if unsaved:
         right.insert(0, ("NOT SAVED", marks.WARN))
     if scan:
