@@ -178,7 +178,7 @@ async def test_one_token_a_minute_is_waited_for_and_time_is_shown(
     add_engines(session, lambda p: [0, 60.0, 1], lambda p: [4])
     async with running(session) as driver:
         await driver.press("b")
-        await driver.until(lambda: "running… · 1 tokens · 1 s" in driver.text)
+        await driver.until(lambda: "running… · 1 token · 1 s" in driver.text)
         assert of(session, "R·r").stop is None
         await driver.press("2")
         await driver.until(lambda: session.label(HERE, 0))
