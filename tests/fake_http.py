@@ -6,8 +6,11 @@ A subclass says what is answered; what was asked is in `requests`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import AsyncIterator
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -41,7 +44,41 @@ Events = AsyncIterator[Any]
 """What is streamed: dicts as `data:` events, bytes as they are, numbers as seconds of waiting."""
 
 
-class FakeHttp:
+class InThread(ABC):
+    """A server that is entered with `async with`, or, by code without a loop, `in_thread`."""
+
+    @abstractmethod
+    async def __aenter__(self) -> Self: ...
+
+    @abstractmethod
+    async def __aexit__(self, *_: object) -> None: ...
+
+    @contextlib.contextmanager
+    def in_thread(self) -> Iterator[Self]:
+        """Serve from a thread of its own, for code that runs an event loop itself."""
+        started, stop = threading.Event(), None
+        loop = asyncio.new_event_loop()
+
+        async def run() -> None:
+            nonlocal stop
+            stop = asyncio.Event()
+            async with self:
+                started.set()
+                await stop.wait()
+
+        thread = threading.Thread(target=loop.run_until_complete, args=(run(),), daemon=True)
+        thread.start()
+        started.wait(10)
+        try:
+            yield self
+        finally:
+            assert stop is not None
+            loop.call_soon_threadsafe(stop.set)
+            thread.join(10)
+            loop.close()
+
+
+class FakeHttp(InThread):
     """`async with` it, and give `url` to an engine.
 
     pieces_cut: a stream arrives cut into as many bytes, so that characters and lines are cut too.

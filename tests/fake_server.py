@@ -7,15 +7,15 @@ mid-character has no stream event and no entry, and the next entry carries the m
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import math
 import random
 import re
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
+
+from tests.fake_http import InThread
 
 EOG = 2
 BOS = 1
@@ -35,7 +35,7 @@ SPECIAL = {0: b"<unk>", BOS: b"<s>", EOG: b"</s>"}
 
 
 @dataclass
-class FakeLlama:
+class FakeLlama(InThread):
     """A server whose model says `script`, whatever it is asked, from the end of `prompt_length`.
 
     Fields switch faults on. `requests` has (path, body, headers) of all that was asked.
@@ -90,7 +90,7 @@ class FakeLlama:
 
     # ── sockets ──────────────────────────────────────────────────────────────────────────────
 
-    async def __aenter__(self) -> FakeLlama:
+    async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
@@ -101,30 +101,6 @@ class FakeLlama:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
         await self._server.wait_closed()
-
-    @contextlib.contextmanager
-    def in_thread(self) -> Iterator[FakeLlama]:
-        """Serve from a thread of its own, for code that runs an event loop itself."""
-        started, stop = threading.Event(), None
-        loop = asyncio.new_event_loop()
-
-        async def run() -> None:
-            nonlocal stop
-            stop = asyncio.Event()
-            async with self:
-                started.set()
-                await stop.wait()
-
-        thread = threading.Thread(target=loop.run_until_complete, args=(run(),), daemon=True)
-        thread.start()
-        started.wait(10)
-        try:
-            yield self
-        finally:
-            assert stop is not None
-            loop.call_soon_threadsafe(stop.set)
-            thread.join(10)
-            loop.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

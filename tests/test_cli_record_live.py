@@ -19,6 +19,7 @@ from kldtui.cli import cli
 from kldtui.recordings.run import open_run
 from tests.builders_recorder import chatml, quant_server, reference, said
 from tests.fake_server import FakeLlama
+from tests.fake_vllm import FakeVllm
 
 
 def record(*args: object) -> Result:
@@ -200,3 +201,14 @@ def test_both_routes_of_the_command_write_the_same(tmp_path: Path) -> None:
     assert stepwise, "the first one had no grammar"
     assert undated(tmp_path / "a") == undated(tmp_path / "b")
     assert settings_of(tmp_path / "a")["cache_prompt"] is False
+
+
+def test_the_stepwise_route_is_refused_where_a_server_has_no_other(tmp_path: Path) -> None:
+    ref, run = reference(tmp_path / "ref.kld"), tmp_path / "q.run"
+    with FakeVllm(add_bos=False).in_thread() as server:
+        refused = record("score", ref, "--server", server.url, "-o", run, "--stepwise")
+        asked = [path for path in server.paths() if path == "/v1/completions"]
+    assert refused.exit_code == 2
+    assert "--stepwise is for llama-server" in refused.stderr
+    assert not run.exists()
+    assert not asked

@@ -292,6 +292,11 @@ async def _scored(job: ScoreJob, engine: Engine, show: _Show, stepwise: bool) ->
     llama = job.by.scorer if isinstance(job.by, LlamaServer) else None
     if llama is not None:
         llama.grammar = not stepwise
+    elif stepwise:
+        raise KldtuiError(
+            f"{engine.url}: --stepwise is for llama-server, which alone is asked with grammars; "
+            "leave it out"
+        )
     last = await job.run(show)
     if llama is not None and llama.recomputed:
         show.end()
