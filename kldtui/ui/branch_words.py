@@ -165,7 +165,7 @@ def _meeting_words(meeting: Meeting) -> str:
     return words
 
 
-def no_branch_words(session: Session, arm: Arm, place: Place) -> tuple[str, str]:
+def no_branch_words(session: Session, desk: Desk, arm: Arm, place: Place) -> tuple[str, str]:
     """Title and words of a branch pane without a branch."""
     side = "reference" if arm.engine == "ref" else "quant"
     title = f"{arm.code} {side}"
@@ -180,6 +180,8 @@ def no_branch_words(session: Session, arm: Arm, place: Place) -> tuple[str, str]
         return title, f"{slot.role} server: {safe(slot.words)} ─ c or b tries again"
     if slot.state in ("connecting", "loading"):
         return title, f"{slot.role} server: {safe(slot.words) or slot.state}"
+    if desk.awaits(place, arm):
+        return title, f"{start} … begins soon: {safe(desk.activity) or 'others come first'}"
     return title, f"b branches here: {start} …"
 
 

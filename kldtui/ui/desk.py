@@ -1,4 +1,4 @@
-"""The desk where branches are made: connecting, verifying, running, cancelling.
+"""The desk where branches are made: running them on servers that fit, going on, cancelling.
 
 Knows: the order of these steps, and how to run them beside the screen.
 Must not know: how anything is drawn; it only posts messages.
@@ -17,29 +17,23 @@ from textual.worker import Worker
 
 from kldtui.branching import Arm, Branch, Place, is_recorded, run_branch
 from kldtui.errors import (
-    ContextExceeded,
     EngineError,
-    EngineRefused,
     InexactPrefix,
     KldtuiError,
     LabelFileError,
-    UnusableEngine,
 )
 from kldtui.facts import RootFacts
 from kldtui.floor import run_floor
 from kldtui.position import Position
-from kldtui.review.preparing import check, compare_pair, connect, doubts
 from kldtui.review.session import Session
 from kldtui.review.slots import EngineSlot, one_server_each
-from kldtui.ui.messages import BranchesChanged, EnginesChanged, Notice, TextLearnt
-from kldtui.ui.text import duration
+from kldtui.ui.messages import BranchesChanged, EnginesChanged
+from kldtui.ui.servers import Servers
 
 FLUSH_SECONDS = 0.08
 BEAT_SECONDS = 1.0
 SLICE_SECONDS = 0.002
 """The longest that tokens are taken in a row before keys and drawing get their turn, as long."""
-_STILL_GOOD = (ContextExceeded, EngineRefused, InexactPrefix, UnusableEngine)
-"""Errors after which the server can be asked again as it is."""
 
 
 class Wanted(NamedTuple):
@@ -52,21 +46,20 @@ class Wanted(NamedTuple):
 Job = tuple[EngineSlot, Wanted]
 
 
-class Desk:
-    """One a screen. All of its work runs in workers of their own groups, cancellable."""
+class Desk(Servers):
+    """One a screen: its servers, and what is made with them."""
 
     def __init__(self, session: Session, screen: Screen[Any], length: int, top_n: int) -> None:
-        self._session, self._screen = session, screen
-        self.length, self.top_n = length, top_n
+        super().__init__(session, screen, top_n)
+        self.length = length
         session.branch_tokens = length
         self._worker: Worker[None] | None = None
-        self._connecting: dict[str, Worker[None]] = {}
         self._root: tuple[Position, int] | None = None
         self._next: list[tuple[Place, Sequence[Arm]]] = []
+        self._preparing: tuple[Place, Sequence[Arm]] | None = None
         self._begun: dict[str, float] = {}
         self._heard: dict[str, float] = {}
         self._queued: set[str] = set()
-        self.activity = ""
 
     @property
     def busy(self) -> bool:
@@ -87,154 +80,20 @@ class Desk:
         """Whether a branch waits for another one of the same server."""
         return branch.id in self._queued
 
-    def _start(self, work: Coroutine[Any, Any, None], group: str) -> Worker[None]:
-        return self._screen.run_worker(
-            work, group=group, exclusive=True, exit_on_error=False, name=group
+    def awaits(self, place: Place, arm: Arm) -> bool:
+        """Whether an arm's branch was asked for, and has not begun: its server is looked at, or
+        others come first."""
+        asked = self._next if self._preparing is None else [self._preparing, *self._next]
+        return self.busy and any(
+            (where.position, where.quant) == (place.position, place.quant)
+            and place.key(arm) in {where.key(each) for each in arms}
+            for where, arms in asked
         )
-
-    def _say(self, text: str, severity: str = "information") -> None:
-        self._screen.post_message(Notice(text, severity))
-
-    def _doing(self, activity: str) -> None:
-        self.activity = activity
-        self._screen.post_message(EnginesChanged())
-
-    # ── connecting ───────────────────────────────────────────────────────────────────────────
-
-    def replace(self, role: str, url: str, build: str = "") -> None:
-        """Connect another server in a role. Raises EngineError for an unusable URL."""
-        before = self._session.slots.get(role)
-        slot = self._session.add_server(role, url, build)
-        self._connecting[role] = self._start(self._connect(slot, before), f"connect-{role}")
-
-    def connect_all(self) -> None:
-        """Connect every server that is not ready."""
-        for slot in self._session.slots.values():
-            if slot.state not in ("ready", "connecting", "loading"):
-                self._connecting[slot.role] = self._start(
-                    self._connect(slot, None), f"connect-{slot.role}"
-                )
-
-    def stop_connecting(self) -> bool:
-        """Give up on servers that do not answer yet; false if none was waited for."""
-        waiting = [worker for worker in self._connecting.values() if not worker.is_finished]
-        for worker in waiting:
-            worker.cancel()
-        return bool(waiting)
-
-    async def _connect(self, slot: EngineSlot, replaced: EngineSlot | None) -> None:
-        if replaced is not None:
-            await replaced.engine.close()
-        slot.state, slot.words = "connecting", ""
-        self._screen.post_message(EnginesChanged())
-
-        def waiting(seconds: float) -> None:
-            slot.state, slot.words = "loading", f"loading its model, {duration(seconds)}"
-            self._screen.post_message(EnginesChanged())
-
-        try:
-            await connect(slot, waiting)
-            slot.state, slot.words = "ready", ""
-            if not self._session.vocab:
-                self._doing(f"asking the {slot.role} server for its vocabulary")
-                if await self._session.learn_text(slot):
-                    self._screen.post_message(TextLearnt())
-            for warning in doubts(self._session, slot):
-                self._say(f"{slot.role} server: {warning}", "warning")
-            if slot.falls_short(self.top_n):
-                limits = "; ".join(slot.limits(self.top_n))
-                self._say(f"{slot.role} server cannot do all: {limits}", "warning")
-        except KldtuiError as error:
-            slot.state, slot.words = "failed", str(error)
-            self._say(f"{slot.role} server: {error}", "error")
-        except asyncio.CancelledError:
-            slot.state, slot.words = "waiting", "stopped; c connects"
-            raise
-        finally:
-            self._doing("")
-
-    async def _ready(self, slot: EngineSlot) -> None:
-        """Connected, or an EngineError that has been said already."""
-        while slot.state in ("connecting", "loading") and not self._idle(slot.role):  # noqa: ASYNC110 - cancelling this must not cancel that
-            await asyncio.sleep(0.05)
-        if slot.state != "ready" or slot.info is None:
-            await self._connect(slot, None)
-        if slot.info is None or slot.state != "ready":
-            raise EngineError(f"{slot.role} server: {slot.words}")
-
-    def _idle(self, role: str) -> bool:
-        worker = self._connecting.get(role)
-        return worker is None or worker.is_finished
-
-    async def _fit(self, slot: EngineSlot, place: Place) -> bool:
-        """Connect and verify a server; False where it is of no use, which has been said."""
-        try:
-            await self._ready(slot)
-        except EngineError:
-            return False
-        try:
-            if slot.verified is None:
-                await self._verify(slot, place.position, place.quant)
-                if slot.verified is not None and not slot.verified.passed:
-                    self._say(f"{slot.role} server: {slot.verified.detail}", "error")
-        except KldtuiError as error:
-            self._broke(slot, error)
-            self._say(f"{slot.role} server: {error}", "error")
-            return False
-        return True
-
-    @staticmethod
-    def _broke(slot: EngineSlot, error: KldtuiError) -> None:
-        if not isinstance(error, _STILL_GOOD):
-            slot.state, slot.words = "failed", str(error)
-
-    # ── verifying ────────────────────────────────────────────────────────────────────────────
 
     def verify(self, position: Position | None, quant: int) -> None:
         """Check all servers against their recordings, anew."""
         self._root = None
         self._worker = self._start(self._verify_all(position, quant), "branch")
-
-    async def _verify_all(self, position: Position | None, quant: int) -> None:
-        found = (self._session.slot_for(side, quant) for side in ("ref", "quant"))
-        slots = [slot for slot in found if slot is not None]
-        if not slots:
-            self._say("no server to verify: press c to connect one", "warning")
-        good: list[str] = []
-        for slot in slots:
-            try:
-                await self._ready(slot)
-            except EngineError:
-                continue
-            try:
-                await self._verify(slot, position, quant)
-            except KldtuiError as error:
-                self._broke(slot, error)
-                self._say(f"{slot.role} server: {error}", "error")
-            if slot.verified is not None and slot.verified.passed:
-                good.append(f"{slot.role} {slot.verified.own or 0:.2f}")
-            elif slot.verified is not None:
-                self._say(f"{slot.role}: {slot.verified.detail}", "error")
-        if good:
-            words = "verified against their recordings" if len(good) > 1 else "verified"
-            self._say(f"{words}: mean |Δ log p| {', '.join(good)} nat; ? says more")
-
-    async def _verify(self, slot: EngineSlot, position: Position | None, quant: int) -> None:
-        self._doing(f"verifying the {slot.role} server")
-        try:
-            await check(self._session, slot, position, quant)
-        finally:
-            self._doing("")
-
-    async def _compare(self, quant: int) -> None:
-        """Hold the two engines' dictionaries against each other, where they are of two kinds."""
-        try:
-            for line in await compare_pair(self._session, quant, self._doing):
-                self._say(f"the two engines have two dictionaries: {line}", "warning")
-        except EngineError as error:
-            self._say(f"the engines' dictionaries cannot be compared: {error}", "warning")
-        finally:
-            self._doing("")
 
     # ── the floor ────────────────────────────────────────────────────────────────────────────
 
@@ -252,7 +111,7 @@ class Desk:
             await self._ready(slot)
         except EngineError:
             return
-        self._doing("running the reference against itself")
+        self._doing("floor", "running the reference against itself")
         try:
             found = await run_floor(
                 slot.engine,
@@ -276,7 +135,7 @@ class Desk:
             self._broke(slot, error)
             self._say(str(error), "error")
         finally:
-            self._doing("")
+            self._doing("floor")
             name = self._session.quants[facts.quant].name
             self._screen.post_message(BranchesChanged(facts.position, name))
 
@@ -291,6 +150,7 @@ class Desk:
         root = (place.position, place.quant)
         if self.busy and self._root == root and not anew:
             self._next.append((place, arms))
+            self._screen.post_message(EnginesChanged())
             return
         self._begin(place, self._branch(place, arms, anew))
 
@@ -339,11 +199,12 @@ class Desk:
                 self._say("no server: press c to connect one", "warning")
             self._screen.post_message(EnginesChanged())
             return
-        slots = {slot.role: slot for slot, _, _ in wanted}.values()
-        fit = await asyncio.gather(*(self._fit(slot, place) for slot in slots))
-        usable = {slot.role for slot, good in zip(slots, fit, strict=True) if good}
-        if len(usable) > 1:
-            await self._compare(place.quant)
+        self._preparing = (place, [arm for _, arm, _ in wanted])
+        try:
+            usable = await self._usable(place, [slot for slot, _, _ in wanted])
+        finally:
+            self._preparing = None
+            self._screen.post_message(EnginesChanged())
         jobs: list[Job] = []
         for slot, arm, old in wanted:
             if slot.role not in usable:

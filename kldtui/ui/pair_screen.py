@@ -205,7 +205,7 @@ class PairScreen(Screen[None]):
                 inside = forks.get(shown.id, set())
                 self.pane(side).show_branch(shown, meeting, title, status, inside)
             else:
-                words_of = branch_words.no_branch_words(self.session, arm, showing.place)
+                words_of = branch_words.no_branch_words(self.session, self.desk, arm, showing.place)
                 self.pane(side).show_words(*words_of)
 
     def _meeting(self, left: Branch | None, right: Branch | None) -> Meeting | None:

@@ -186,3 +186,32 @@ async def test_the_result_of_verifying_can_be_read_whole(tmp_path: Path) -> None
         await driver.press("v")
         await driver.until(lambda: "verified against" in driver.text)
         assert "mean |Δ log p| ref 0.00, q4 0.00 nat; ? says more" in driver.text
+
+
+async def test_a_branch_that_was_asked_for_says_what_it_waits_for(tmp_path: Path) -> None:
+    session = open_review(tmp_path)
+    _, quant = add_engines(session, lambda p: [0, 1], lambda p: [4, 7])
+    quant.hangs = {"next_top"}
+    async with running(session) as driver:
+        assert "b branches here: ␣gamma" in driver.text
+        await driver.press("b")
+        await driver.until(lambda: "verifying the q4 server" in driver.lines[0])
+        panes = "\n".join(driver.lines[5:])
+        assert panes.count("begins soon: verifying the q4 server") == 2
+        assert "b branches here" not in panes
+        await driver.press("escape")
+        await driver.until(lambda: not driver.review.desk.busy)
+        assert "b branches here: ␣gamma" in driver.text
+        assert "begins soon" not in driver.text
+
+
+async def test_a_branch_that_follows_others_says_so_meanwhile(tmp_path: Path) -> None:
+    session = open_review(tmp_path)
+    _, quant = add_engines(session, lambda p: [0, 1], lambda p: [4, 7])
+    quant.hangs = {"generate"}
+    async with running(session, (120, 40)) as driver:
+        await driver.press("b")
+        await driver.until(lambda: "Q·q" in session.recall(HERE, 0))
+        await driver.press("w")
+        assert "begins soon: others come first" in driver.text
+        assert "b branches here" not in driver.text
