@@ -194,7 +194,7 @@ class PairScreen(Screen[None]):
         pairs, pair = showing.pairs, showing.pair
         which = ""
         if len(pairs) > 1 and pair in pairs and any(branches.values()):
-            which = f" ─ pair {pairs.index(pair) + 1} of {len(pairs)}"
+            which = f" ─ pair {pairs.index(pair) + 1}/{len(pairs)}"
         for side, arm in zip(SIDES, pair, strict=True):
             shown = branches[side]
             if shown is not None:
