@@ -81,6 +81,40 @@ def test_a_measured_floor_sets_the_near_tie(smollm2: Path) -> None:
     assert "floor 0.004496" in text
 
 
+def test_an_index_file_has_its_floor_and_says_the_same_as_the_recordings(
+    pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    stream = make_stream(3, 8, 16)
+    floor = write_kld(tmp_path / "again.kld", stream, make_logits(stream, 3))
+    args: Args = [pair[0], "--quant", pair[1], "--floor", floor]
+    index = tmp_path / "carried"
+    assert run("scan", *args, "-o", index).exit_code == 0
+    for words in (["stats"], ["flips"]):
+        given, carried = run_json(*words, *args), run_json(*words, index)
+        for each in (*given, *carried):
+            each.pop("notes", None)
+            (each.get("floor") or {}).pop("notes", None)
+        assert carried == given
+    assert run_json("stats", index)[0]["floor"]["roots"] > 0
+    assert "not measured" not in run("stats", index).output
+
+
+def test_flips_say_of_each_root_whether_the_floor_flips_there_too(
+    pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    stream = make_stream(3, 8, 16)
+    floor = write_kld(tmp_path / "again.kld", stream, make_logits(stream, 3))
+    args: Args = [pair[0], "--quant", pair[1]]
+    alone = {(row["chunk"], row["t"]) for row in run_json("flips", pair[0], "--quant", floor)}
+    rows = run_json("flips", *args, "--floor", floor)
+    assert {row["floor_flips"] for row in rows} == {True, False}
+    for row in rows:
+        assert row["floor_flips"] == ((row["chunk"], row["t"]) in alone)
+    assert {row["floor_flips"] for row in run_json("flips", *args)} == {None}
+    printed = run("flips", *args, "--floor", floor).stdout
+    assert printed.count("floor flips too") == sum(row["floor_flips"] for row in rows)
+
+
 def test_stats_without_a_floor_say_how_to_measure_it(pair: tuple[Path, Path]) -> None:
     text = run("stats", pair[0], "--quant", pair[1]).output
     assert "--floor" in text

@@ -84,7 +84,9 @@ def stats(
     with _opened(ref, quants, floor, tokenizer) as pair:
         thresholds = pair.scan(near_tie)
         runs = runs_of(pair.index, pair.recordings[0])
-        null = pair_stats(pair.index, len(pair.names), thresholds, runs) if floor else None
+        null = None
+        if pair.floor_number is not None:
+            null = pair_stats(pair.index, pair.floor_number, thresholds, runs)
         found = [
             (name, pair_stats(pair.index, i, thresholds, runs)) for i, name in enumerate(pair.names)
         ]
@@ -144,7 +146,9 @@ def flips(
             min_cost=min_cost,
             kind="moved" if moved else "ties" if ties else "roots",
         )
-        rows = flip_rows(pair.index, pair.names, pair.stream_id, query, thresholds, vocab)
+        rows = flip_rows(
+            pair.index, pair.names, pair.stream_id, query, thresholds, vocab, pair.floor_number
+        )
     if as_json:
         print_json([row.to_json() for row in rows])
         return
@@ -183,7 +187,7 @@ class _Pair:
         self.names = list(names[: len(names) - floor])
         self.recordings = list(recordings)
         self.index = index
-        self._floor = floor
+        self.floor_number = len(self.names) if floor else None
         self._chunk: tuple[int, Any] = (-1, None)
 
     def scan(self, near_tie: float | None) -> Thresholds:
@@ -191,8 +195,8 @@ class _Pair:
         scan_here(self.index)
         if near_tie is not None:
             return Thresholds(near_tie, "given")
-        if self._floor:
-            measured = near_tie_from_floor(self.index, len(self.names))
+        if self.floor_number is not None:
+            measured = near_tie_from_floor(self.index, self.floor_number)
             if not math.isnan(measured):
                 return Thresholds(measured, "floor")
         return Thresholds(load_config().near_tie)

@@ -16,7 +16,7 @@ import numpy as np
 from kldtui.facts import facts_at
 from kldtui.index import Bound, Index, Kind, State
 from kldtui.report.stats import finite
-from kldtui.roots import RootQuery, Sort, Thresholds, select
+from kldtui.roots import RootQuery, Sort, Thresholds, flips_at, select
 from kldtui.vocab import Vocabulary, safe
 
 _FROM_FACTS = (
@@ -30,7 +30,8 @@ _KINDS = {Kind.AGREE: "agree", Kind.ROOT: "root", Kind.TIE: "tie"}
 @dataclass(frozen=True, slots=True)
 class FlipRow:
     """One position and quant. log p, KLD, margin and cost in nats, NaN where unknown; rank 0
-    where unknown; `*_text` None where no vocabulary has text for the id."""
+    where unknown; `*_text` None where no vocabulary has text for the id. floor_flips: whether the
+    null recording flips there too; None where there is none, or it is not scored there."""
 
     quant: str
     chunk: int
@@ -57,6 +58,7 @@ class FlipRow:
     quant_rank_ref: int
     stream_rank: int
     near_tie: bool
+    floor_flips: bool | None
     bounds: Bound
 
     def to_json(self) -> dict[str, Any]:
@@ -87,16 +89,18 @@ def flip_rows(
     query: RootQuery,
     thresholds: Thresholds,
     vocab: Vocabulary,
+    floor: int | None = None,
 ) -> list[FlipRow]:
     """The rows of the quants `names` (the index's first ones), in the query's order.
 
+    floor: the number of the null recording, if there is one.
     stream_ids: a callable from Position to the stream token's id. Sorted row by row; with equal
     values, or by position, in the order of positions and then of the quants.
     """
     keyed = []
     for quant in range(len(names)):
         for i in select(index, replace(query, quants=(quant,), sort="position"), thresholds):
-            row = _row(index, int(i), quant, names[quant], stream_ids, thresholds, vocab)
+            row = _row(index, int(i), quant, names[quant], stream_ids, thresholds, vocab, floor)
             keyed.append(((_descending(row, query.sort), int(i), quant), row))
     return [row for _, row in sorted(keyed, key=lambda pair: pair[0])]
 
@@ -116,6 +120,7 @@ def _row(
     stream_ids: Any,
     thresholds: Thresholds,
     vocab: Vocabulary,
+    floor: int | None,
 ) -> FlipRow:
     position = index.layout.position(i)
     facts = facts_at(index, i, quant, stream_ids(position), thresholds, ())
@@ -129,8 +134,15 @@ def _row(
         ref_text=_text(vocab, facts.ref_id),
         quant_text=_text(vocab, facts.quant_id),
         near_tie=facts.near_tie,
+        floor_flips=_floor_flips(index, floor, i),
         **{name: getattr(facts, name) for name in _FROM_FACTS},
     )
+
+
+def _floor_flips(index: Index, floor: int | None, i: int) -> bool | None:
+    if floor is None or index.pairs[floor].mark("state", i) != State.SCORED:
+        return None
+    return floor in flips_at(index, i)
 
 
 def _text(vocab: Vocabulary, token: int) -> str | None:
@@ -149,7 +161,7 @@ def format_flips(rows: Iterable[FlipRow], vocab: Vocabulary) -> list[str]:
         pad = " " * max(0, 32 - _width(vocab, row))
         cost = ("≥" if row.bounds & Bound.REF_P_QUANT else "") + f"{row.cost:.4f}"
         kld = ("≥" if row.bounds & Bound.KLD else "") + f"{row.kld:.6f}"
-        near = "  near tie" if row.near_tie else ""
+        near = "  near tie" * row.near_tie + "  floor flips too" * bool(row.floor_flips)
         lines.append(
             f"{f'c{row.chunk}:t{row.t}':<12} {tokens}{pad} {np.exp(row.ref_p_ref):7.4f} "
             f"{np.exp(row.ref_p_quant):7.4f} {cost:>8} {row.margin:8.4f} {kld:>9}  "

@@ -140,7 +140,7 @@ def _counts(stats: PairStats, floor: PairStats | None) -> list[str]:
         f"Moved     : {stats.moved:,}  {moved}",
         f"Invalid   : {stats.invalid:,}",
         f"Missing   : {stats.missing:,}",
-        f"Floored   : {stats.floored:,}  stream tokens at or below the floor "
+        f"Floored   : {stats.floored:,}  stream tokens at or below the clamp "
         f"(ref {stats.floored_ref}, quant {stats.floored_quant})",
     ]
     if stats.stream_positions != stats.positions:
@@ -177,7 +177,7 @@ def _clamp(stats: PairStats) -> list[str]:
     clamp = stats.clamp
     most = f"{clamp.mean:.6f} ({clamp.total:.4f} in all, {clamp.most:.4f} at one position)"
     return [
-        f"KLD floor : {clamp.positions:,} KLDs count tokens at the quant's floor; the mean is too "
+        f"KLD clamp : {clamp.positions:,} KLDs count tokens at the quant's clamp; the mean is too "
         "low by at most",
         f"            {most}, if none of them has less",
         f"            than 2^-149. Nothing bounds it else: {clamp.floored:.2g} for each nat below",

@@ -251,10 +251,10 @@ def _figures(session: Session, facts: RootFacts, detail: Detail) -> list[Part]:
         if value is not None
     ]
     if facts.state == State.SCORED and facts.kld_more >= 0.0005:
-        most = f"what lies below the floor adds at most {facts.kld_more:.3f} to the KLD"
+        most = f"what the clamp hides adds at most {facts.kld_more:.3f} to the KLD"
         out.append((most, marks.DIM))
     if floors:
-        out.append((f"⊥ floor: {', '.join(floors)}", marks.DIM))
+        out.append((f"⊥ clamp: {', '.join(floors)}", marks.DIM))
     record = session.label(facts.position, facts.quant)
     if record is not None and record.note:
         out.append((f"note: {safe(record.note)}", marks.GOOD))
