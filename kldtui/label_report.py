@@ -60,7 +60,7 @@ def markdown(records: Sequence[LabelRecord], title: str) -> str:
     lines = [f"# Labels of {_cell(title)}", ""]
     for entry in summary(records):
         near = f", {entry['near_ties']} of them near ties" if entry["near_ties"] else ""
-        lines += [f"## {_cell(entry['quant'])}: {entry['labelled']} roots labelled{near}", ""]
+        lines += [f"## {_cell(entry['quant'])}: {entry['labelled']} labelled{near}", ""]
         lines += ["| class | roots | share |", "| --- | ---: | ---: |"]
         for label in TAXONOMY:
             count = entry["classes"][label.id]

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from kldtui.detail import Detail, align
 from kldtui.errors import KldtuiError, RecordingError
 from kldtui.facts import Brief, Counts, RootFacts, brief_at, count_pair, facts_at, is_rollout
-from kldtui.index import Index, keeper
+from kldtui.index import Index, State, keeper
 from kldtui.index.absent import NOT_HERE
 from kldtui.index.scanfile import ScanFile, is_scan_file
 from kldtui.position import Position
@@ -213,6 +213,14 @@ class Figures:
     def flips(self, i: int) -> tuple[int, ...]:
         """The quants (never the floor) that flip at flat index `i`."""
         return tuple(k for k in flips_at(self.index, i) if k < len(self.quants))
+
+    def stands(self, i: int) -> tuple[bool | None, ...]:
+        """Of each quant, whether it flips at a flat index; None where that is not known."""
+        flips = self.flips(i)
+        return tuple(
+            number in flips if pair.mark("state", i) == State.SCORED else None
+            for number, pair in enumerate(self.index.pairs[: len(self.quants)])
+        )
 
     def floor_flips(self, i: int) -> bool:
         """Whether the reference's own null recording flips here too."""

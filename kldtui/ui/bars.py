@@ -21,7 +21,7 @@ from textual.timer import Timer
 from kldtui.labels import TAXONOMY, LabelClass
 from kldtui.ui import marks
 from kldtui.ui.base_style import BaseStyled
-from kldtui.ui.text import fit
+from kldtui.ui.text import fit, wrap_words
 
 Part = tuple[str, Style]
 TOLD_SECONDS = 4.0
@@ -209,12 +209,13 @@ class ClassesPanel(BaseStyled):
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id)
         self._current: str | None = None
-        self._hint = ""
+        self._hint = self._note = ""
 
-    def show(self, current: str | None, hint: str) -> None:
-        """current: the root's class key. hint: the program's guess, in words, or empty."""
-        if (current, hint) != (self._current, self._hint):
-            self._current, self._hint = current, hint
+    def show(self, current: str | None, hint: str, note: str) -> None:
+        """current: the root's class key. hint: the program's guess, in words, or empty. note: the
+        person's own words."""
+        if (current, hint, note) != (self._current, self._hint, self._note):
+            self._current, self._hint, self._note = current, hint, note
             self.refresh()
 
     def render_line(self, y: int) -> Strip:
@@ -222,14 +223,41 @@ class ClassesPanel(BaseStyled):
         segments: list[Segment] = []
         lines = self.content_size.height
         each = max(1, -(-len(TAXONOMY) // max(1, lines)))
+        below = self._below(width, lines - len(TAXONOMY))
+        hint = "" if below else self._hint
         for entry in TAXONOMY[y * each : (y + 1) * each]:
-            segments += self._entry(entry, width // each, with_definition=each == 1)
+            segments += self._entry(entry, hint, width // each, with_definition=each == 1)
+        if y >= len(TAXONOMY) and y - len(TAXONOMY) < len(below):
+            segments.append(Segment(*below[y - len(TAXONOMY)]))
         return (
             Strip(segments).adjust_cell_length(width, self.base_style).apply_style(self.base_style)
         )
 
-    def _entry(self, entry: LabelClass, width: int, *, with_definition: bool) -> list[Segment]:
-        """A class in `width` cells; the program's guess stands in place of its definition."""
+    def _below(self, width: int, room: int) -> list[tuple[str, Style]]:
+        """Hint and note in the lines under the classes; nothing where not each has one."""
+        said = [
+            (f"   {name}: {words}", style)
+            for name, words, style in (
+                ("hint", self._hint, marks.QUIET),
+                ("note", self._note, marks.GOOD),
+            )
+            if words
+        ]
+        if room < len(said):
+            return []
+        out: list[tuple[str, Style]] = []
+        for k, (words, style) in enumerate(said):
+            lines = wrap_words(words, width - 1)
+            free = room - len(out) - (len(said) - 1 - k)
+            rest = " ".join(lines[free - 1 :]) if len(lines) > free else ""
+            kept = [*lines[: free - 1], rest] if rest else lines
+            out += [(fit(line, width), style) for line in kept]
+        return out
+
+    def _entry(
+        self, entry: LabelClass, hint: str, width: int, *, with_definition: bool
+    ) -> list[Segment]:
+        """A class in `width` cells; a hint stands in place of its definition."""
         chosen = entry.key == self._current
         style = marks.GOOD + marks.TITLE if chosen else marks.PLAIN
         name = fit(entry.name, max(0, width - 4)) if not with_definition else entry.name
@@ -239,7 +267,7 @@ class ClassesPanel(BaseStyled):
             Segment(f"{name} ", style),
         ]
         if with_definition:
-            hinted = self._hint if entry.id == "malformed_tool_call" else ""
+            hinted = hint if entry.id == "malformed_tool_call" else ""
             words = f"hint: {hinted}" if hinted else entry.definition
             used = sum(cell_len(segment.text) for segment in segments) + 1
             style = marks.QUIET if hinted else marks.DIM

@@ -52,9 +52,7 @@ class BranchActions(ReviewView):
             return
         self._judge()
         self.desk.branch(self.place, self.session.arms(self.quant), anew=anew)
-        if self.preparing:
-            self._later = self.place
-            self.say("an engine is still being prepared: its branch follows when it is there")
+        self._later = self.place if self.desk.prepares else None
 
     def on_engines_changed(self, _event: EnginesChanged) -> None:
         """Make what was asked for before its engine was there."""

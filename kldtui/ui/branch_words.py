@@ -167,13 +167,16 @@ def _meeting_words(meeting: Meeting) -> str:
 
 def no_branch_words(session: Session, desk: Desk, arm: Arm, place: Place) -> tuple[str, str]:
     """Title and words of a branch pane without a branch."""
-    side = "reference" if arm.engine == "ref" else "quant"
+    quant = safe(session.names[place.quant]) if session.names else "quant"
+    side = "reference" if arm.engine == "ref" else quant
     title = f"{arm.code} {side}"
     root = place.starts.get("ref") != place.starts.get("quant")
     if not place.has(arm) or (arm.start in ("ref", "quant") and not root):
         return title, "no root here: . goes to the next one; t branches from the stream token"
     start = session.vocab.display(place.starts[arm.start]).table
     slot = session.slot_for(arm.engine, place.quant)
+    if slot is None and desk.prepares:
+        return title, f"{start} … follows when the {side} server is there"
     if slot is None:
         return title, f"{start} … no {side} server: c connects one, or start with {_option(arm)}"
     if slot.state == "failed":
@@ -199,9 +202,10 @@ def hint_words(session: Session, position: Position, quant: int) -> str:
 
 
 def key_entries(
-    judging: bool, busy: bool, grows: bool, keymap: Mapping[str, str]
+    judging: bool, busy: bool, begun: bool, grows: bool, keymap: Mapping[str, str]
 ) -> Sequence[tuple[str, str, str]]:
-    """The key line: what is most useful now, first. grows: whether a branch can be longer."""
+    """The key line: what is most useful now, first. begun: whether there is a branch, grows:
+    whether one can be longer."""
     shown = {
         "branch": "branch",
         "next-root": "next root",
@@ -219,11 +223,12 @@ def key_entries(
     if judging:
         shown = {
             "back": "stop" if busy else "back",
+            **({} if begun or busy else {"branch": "branch"}),
             **({"longer": "longer"} if grows else {}),
-            "arms": "other pair",
+            **({"arms": "other pair"} if begun else {}),
             "next-root": "next root",
             "help": "help",
-            "fourth": "Q·r",
+            **({"fourth": "Q·r"} if begun else {}),
             "pick": "pick",
             "note": "note",
             "undo": "undo",

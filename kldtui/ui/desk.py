@@ -196,7 +196,11 @@ class Desk(Servers):
                 wanted.append((slot, arm, None))
         if not wanted:
             if not any(place.key(arm) in held for arm in arms):
-                self._say("no server: press c to connect one", "warning")
+                self._say(
+                    "a server is being prepared: the branches follow when it is there"
+                    if self.prepares
+                    else "no server: press c to connect one"
+                )
             self._screen.post_message(EnginesChanged())
             return
         self._preparing = (place, [arm for _, arm, _ in wanted])

@@ -152,9 +152,11 @@ class Help(ModalScreen[None]):
             (marks.INVALID, "invalid: one of the rows cannot be used"),
             ("①", "labelled, with its class"),
             ("✎", "a note, and no label yet"),
+            (marks.FLOOR, "in the list: the reference flips here against itself too (floor)"),
             (
-                f"{marks.FLIPS} {marks.AGREES}",
-                "of several quants: this one flips here, this one does not",
+                " ".join(marks.FLIPS.values()),
+                "of several quants: this one flips here, this one does not, of this one it is not "
+                "known (not recorded, invalid, or not scanned yet)",
             ),
             (PART, "bytes of a character that a later token completes"),
             ("▁▅█", "under the stream: where in the whole of it the roots lie, and how many"),
@@ -180,7 +182,7 @@ class Help(ModalScreen[None]):
             "and the share of tokens that do.\n"
         )
         text.append("In the top-N table: r ref token, q quant token, · stream token, ")
-        text.append("≤ at or below what the file can say (its floor or its last entry).\n\n")
+        text.append("≤ at or below what the file can say (its clamp or its last entry).\n\n")
         for line in self._facts:
             text.append(f"{line}\n", marks.DIM)
         return text

@@ -20,7 +20,9 @@ TIE = "="
 INVALID = "✗"
 FORK = "◆"
 THUMB = "▐"
-FLIPS, AGREES, ABSENT = "●", "·", "-"
+FLIPS: dict[bool | None, str] = {True: "●", False: "·", None: "-"}
+"""Of a quant that flips, that does not, and of which it is not known."""
+FLOOR = "~"
 LABELS = dict(zip("1234567", "①②③④⑤⑥⑦", strict=True))
 BLOCKS = " ▏▎▍▌▋▊▉█"
 LEVELS = 8

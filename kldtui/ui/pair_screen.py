@@ -144,10 +144,15 @@ class PairScreen(Screen[None]):
         return self.showing.branches
 
     @property
+    def has_branches(self) -> bool:
+        """Whether there is a branch of the pair."""
+        return any(branch is not None for branch in self.branches().values())
+
+    @property
     def grows(self) -> bool:
-        """Whether a branch of the pair can be made longer, or there is none yet."""
-        shown = [branch for branch in self.branches().values() if branch is not None]
-        return not shown or any(branch_words.goes_on(self.session, branch) for branch in shown)
+        """Whether a branch of the pair can be made longer."""
+        shown = self.branches().values()
+        return any(b is not None and branch_words.goes_on(self.session, b) for b in shown)
 
     def pane(self, side: str) -> BranchPane:
         return self.query_one(f"#{side}", BranchPane)

@@ -16,6 +16,7 @@ from kldtui.errors import KldtuiError
 from kldtui.facts import RootFacts
 from kldtui.index import State
 from kldtui.label_report import write_report
+from kldtui.labels import BY_KEY
 from kldtui.position import Position
 from kldtui.review.listing import HELP, ORDERS, parse_filter
 from kldtui.ui import words
@@ -296,6 +297,12 @@ class ReviewScreen(BranchActions):
         self.refresh_after_label()
         if not self.advance():
             self.say("every root of the list has a label")
+        elif self.cursor == facts.position:
+            names = self.session.names
+            self.say(
+                f"{BY_KEY[key].name}: {names[facts.quant]}. Now {names[self.quant]}, which flips "
+                "here too"
+            )
 
     def action_clear_label(self) -> None:
         facts = self.facts

@@ -92,7 +92,6 @@ class ReviewView(SearchScreen):
         self.unsaved = False
         self.how = "order"
         self._scan_words = ""
-        self.preparing = ""
         self._counted = self._told = 0.0
         self.touched = -math.inf
         """When a person last pressed something, by time.monotonic()."""
@@ -120,7 +119,6 @@ class ReviewView(SearchScreen):
         yield KeyBar(id="keys")
 
     def on_mount(self) -> None:
-        self.query_one("#classes").border_title = plain("your judgement")
         self.cursor = self._first_cursor()
         self.run_worker(self._scan, thread=True, group="scan", exclusive=True, exit_on_error=False)
         if self.session.labels is not None:
@@ -193,8 +191,7 @@ class ReviewView(SearchScreen):
         self.desk.replace(event.role, event.url, event.program)
 
     def on_preparing(self, event: Preparing) -> None:
-        self.preparing = event.words
-        self.refresh_status()
+        self.desk.prepare(event.words)
 
     def on_scan_advanced(self, event: ScanAdvanced) -> None:
         if event.progress is not None:
@@ -300,8 +297,9 @@ class ReviewView(SearchScreen):
 
     def refresh_keys(self) -> None:
         judging, busy = self.judging, self.desk.busy
-        grows = not judging or self.grows
-        entries = branch_words.key_entries(judging, busy, grows, self.config.keys)
+        entries = branch_words.key_entries(
+            judging, busy, self.has_branches, self.grows, self.config.keys
+        )
         self.query_one(KeyBar).show(entries)
 
     def refresh_here(self) -> None:
@@ -314,13 +312,18 @@ class ReviewView(SearchScreen):
         if self.judging:  # only then classes are seen, and what can be done depends on the root
             record = self.session.label(self.cursor, self.quant) if self.flat is not None else None
             hint = branch_words.hint_words(self.session, self.cursor, self.quant)
-            self.query_one(ClassesPanel).show(record.key if record else None, hint)
+            panel = self.query_one(ClassesPanel)
+            note = safe(record.note) if record is not None and record.note else ""
+            panel.show(record.key if record else None, hint, note)
+            names = self.session.names
+            of = f" of {safe(names[self.quant])}" if len(names) > 1 else ""
+            panel.border_title = plain(f"your judgement{of}")
             self.refresh_keys()
             self.refresh_status()
 
     def refresh_status(self) -> None:
         """Bring the line above up to date; of the cursor it tells only what is judged."""
-        activity = self.desk.activity or self.searching or self.preparing
+        activity = self.desk.activity or self.searching
         left, right = words.status_parts(
             self.session,
             self.quant,

@@ -93,16 +93,18 @@ class RootList(Pane):
         label = marks.LABELS.get(record.key or "", "✎") if record is not None else " "
         strip = ""
         if len(session.quants) > 1:
-            strip = "".join(
-                marks.FLIPS if k in flips else marks.AGREES for k in range(len(session.quants))
-            )
+            strip = "".join(marks.FLIPS[stands] for stands in session.stands(i))
         figures = self._figures(facts, width)
         place = f"{position!s:<8}"
+        noise = marks.NEAR_TIE if facts.near_tie else " "
+        if session.floor_flips(i):
+            noise = marks.FLOOR
         used = 1 + cell_len(place) + 1 + cell_len(figures) + len(strip) + 2 + (1 if strip else 0)
         words = max(6, width - used)
         segments = [
             Segment("▸" if chosen else " ", marks.ROOT_STYLE if chosen else marks.PLAIN),
-            Segment(place + " ", marks.DIM),
+            Segment(place, marks.DIM),
+            Segment(noise, marks.QUIET),
             *self._change(facts, words),
             Segment(figures, marks.NEAR_STYLE if facts.near_tie else marks.PLAIN),
         ]
@@ -142,6 +144,8 @@ class RootList(Pane):
         if facts.state == State.INVALID:
             return [Segment(fit("invalid row", width), marks.INVALID_STYLE)]
         ref = self._session.vocab.display(facts.ref_id).table
+        if facts.ref_id == facts.quant_id:
+            return [Segment(fit(ref, width), marks.REF)]
         quant = self._session.vocab.display(facts.quant_id).table
         room = width - 1
         first = min(cell_len(ref), max(room // 2, room - cell_len(quant)))

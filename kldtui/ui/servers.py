@@ -55,6 +55,15 @@ class Servers:
         """What is under way, the latest of several; "" where nothing is."""
         return next(reversed(self._activities.values()), "")
 
+    @property
+    def prepares(self) -> bool:
+        """Whether servers are on their way that the session does not know yet."""
+        return "prepare" in self._activities
+
+    def prepare(self, what: str) -> None:
+        """Show how servers are brought up from outside; without words they are there."""
+        self._doing("prepare", what)
+
     def _doing(self, who: str, what: str = "") -> None:
         """Show what one of those that work beside each other does; without words it is done."""
         self._activities.pop(who, None)

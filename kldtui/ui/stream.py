@@ -19,6 +19,7 @@ from kldtui.review.session import Session
 from kldtui.roots import is_root, near_ties
 from kldtui.ui import marks
 from kldtui.ui.messages import CursorMoved
+from kldtui.ui.text import many
 from kldtui.ui.token_pane import Cells, TokenPane
 from kldtui.vocab import Display, display_run
 
@@ -70,7 +71,7 @@ class StreamView(TokenPane):
         badge = {True: "greedy rollout", False: "text, not a rollout", None: ""}[session.rollout]
         if not session.vocab:
             badge = "ids only: --tokenizer FILE gives text"
-        self.head(f"chunk {self._chunk} of 0–{last} ─ {roots} roots", badge)
+        self.head(f"chunk {self._chunk} of 0–{last} ─ {many(roots, 'root')}", badge)
 
     def _cells(self, chunk: int, length: int) -> Cells:
         """Marks and styles from the chunk's columns; what is not scored is context, dimmed."""

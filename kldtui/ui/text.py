@@ -39,6 +39,11 @@ def wrap_words(text: str, width: int) -> list[str]:
     return [*lines, line]
 
 
+def many(n: int, what: str) -> str:
+    """`1 root`, `1,000 roots`."""
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
 def nats(value: float, bound: str = "") -> str:
     """A figure in nats, or a dash for what is not known; `bound` is a sign such as `≥`."""
     if not math.isfinite(value):

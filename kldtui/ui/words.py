@@ -27,11 +27,11 @@ from kldtui.ui.bars import Part
 from kldtui.ui.branch_pane import BranchPane
 from kldtui.ui.branch_words import engine_lines
 from kldtui.ui.detail_view import Shown
-from kldtui.ui.text import duration, fit, nats
+from kldtui.ui.text import duration, fit, many, nats
 from kldtui.vocab import safe
 
-_NOTE_CELLS = 40
-"""So much of a note is shown while its root is judged."""
+_NOTE_CELLS = 18
+"""So much of a note is shown in the status line; beside the classes there may be room for more."""
 
 
 def scan_words(progress: Progress) -> str:
@@ -57,7 +57,9 @@ def step_words(step: Step) -> str:
 
 def list_title(wanted: Filter, order: Order, n: int) -> str:
     """The root list's title: how many, in what order, filtered how."""
-    what = dataclasses.replace(wanted, kind="roots").describe()
+    what = dataclasses.replace(wanted, kind="roots", text="").describe()
+    if wanted.text:  # in quotes, so that a word that was mistyped is seen to be taken as text
+        what = f'{what} "{safe(wanted.text)}"'.lstrip()
     kind = wanted.kind if n != 1 else wanted.kind.removesuffix("s")
     by = "review queue" if order == "queue" else f"by {order.upper() if order == 'kld' else order}"
     return f"{n} {kind}" + (f": {what}" if what else "") + f" ─ {by}"
@@ -91,14 +93,14 @@ def status_parts(
     ref = safe(session.ref.path.stem)
     if names:
         which = f" [{quant + 1}/{len(names)}]" if len(names) > 1 else ""
-        left.append((f"{ref} → {safe(names[quant])}{which}", marks.TITLE))
+        if judged is None or not which:  # else it was named with the position
+            left.append((f"{ref} → {safe(names[quant])}{which}", marks.TITLE))
         left += _cut_parts([session.ref, session.quants[quant].recording])
         if session.index.common_chunks[quant] < session.ref.shape.n_chunk:
             left.append((session.index.notes[quant][0], marks.WARN))
         counts = session.counts[quant]
-        left.append((f"{counts.roots} roots", marks.ROOT_STYLE))
-        left.append((f"of {counts.positions:,}", marks.PLAIN))
-        left.append((f"{counts.near_ties} near ties", marks.NEAR_STYLE))
+        left.append((f"{many(counts.roots, 'root')} of {counts.positions:,}", marks.ROOT_STYLE))
+        left.append((many(counts.near_ties, "near tie"), marks.NEAR_STYLE))
         for name in ("ties", "invalid", "missing"):
             if count := getattr(counts, name):
                 left.append((f"{count} {name}", marks.TIE_STYLE))
@@ -129,7 +131,8 @@ def status_parts(
 def _judged_parts(session: Session, facts: RootFacts) -> list[Part]:
     """Where one is and what it weighs, the most telling first: not all may find room."""
     text, style = _kind_words(facts)
-    parts: list[Part] = [(str(facts.position), marks.TITLE), (text, style)]
+    of = f" of {safe(session.names[facts.quant])}" if len(session.names) > 1 else ""
+    parts: list[Part] = [(f"{facts.position}{of}", marks.TITLE), (text, style)]
     parts += [(figure, marks.PLAIN) for figure in _figure_words(facts)]
     if session.floor_flips(facts.index):
         parts.append(("floor flips too", marks.NEAR_STYLE))
@@ -180,7 +183,7 @@ def _cut_parts(recordings: Sequence[Recording]) -> list[Part]:
 def _floor_part(session: Session) -> Part:
     if session.floor_number is None:
         return ("floor not measured", marks.DIM)
-    return (f"floor {session.counts[session.floor_number].roots} roots", marks.DIM)
+    return (f"floor {many(session.counts[session.floor_number].roots, 'root')}", marks.DIM)
 
 
 def _engine_part(role: str, state: str, verified: object) -> Part:
@@ -232,8 +235,8 @@ def _figures(session: Session, facts: RootFacts, detail: Detail) -> list[Part]:
                 out.append((f"live, the reference says {live} here", marks.NEAR_STYLE))
         if len(session.quants) > 1:
             strip = "  ".join(
-                f"{marks.FLIPS if k in facts.flips else marks.AGREES} {safe(name)}"
-                for k, name in enumerate(session.names)
+                f"{marks.FLIPS[stands]} {safe(name)}"
+                for stands, name in zip(session.stands(facts.index), session.names, strict=True)
             )
             out.append((strip, marks.QUANT))
         stream = session.vocab.display(facts.stream_id).table

@@ -19,6 +19,7 @@ from kldtui.position import Position
 from kldtui.review.session import Session
 from kldtui.ui import words
 from kldtui.ui.app import KldtuiApp
+from kldtui.ui.messages import Preparing
 from tests.builders import cut, nan_record, write_kld
 from tests.ui.review import (
     Driver,
@@ -696,13 +697,28 @@ async def test_a_branch_asked_for_before_its_engine_is_there_follows_when_it_is(
     add_engines(session, lambda p: [0, 1], lambda p: [0, 2])
     late = session.slots.pop("q4")
     async with running(session) as driver:
-        driver.review.preparing = "making the quant"
+        driver.review.post_message(Preparing("making the quant 40%"))
         await driver.press("b")
         await driver.until(lambda: "R·r" in session.recall(Position(0, 10), 0))
         await driver.until(lambda: not driver.review.desk.busy)
+        assert "making the quant 40%" in driver.lines[0]
+        assert "no server" not in driver.text
         session.slots["q4"] = late
         driver.review.desk.connect_all()
         await driver.until(lambda: "Q·q" in session.recall(Position(0, 10), 0))
+
+
+async def test_without_a_server_it_is_said_once_and_covers_nothing(tmp_path: Path) -> None:
+    async with running(open_review(tmp_path)) as driver:
+        await driver.press("b")
+        await driver.until(lambda: "no server: press c" in driver.lines[-1])
+        assert not driver.app._notifications
+        assert "no q4 server: c connects one" in driver.text
+        await driver.press("escape", "b")
+        driver.review.post_message(Preparing("fetching the model"))
+        await driver.press("b")
+        await driver.until(lambda: "the branches follow when it is there" in driver.lines[-1])
+        assert "␣gamma … follows when the q4 server is there" in driver.text
 
 
 async def test_a_changed_key_is_shown_as_it_is_typed(tmp_path: Path) -> None:
