@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kldtui.branching import RR, Branch, Place
 from kldtui.errors import KldtuiError, LabelFileError, RecordingError
 from kldtui.facts import brief_at
 from kldtui.index import Index
@@ -24,7 +25,9 @@ NAMES = ("a", "my quant", "my quant 2", "near", "q4(1)")
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("words", ["", "near", "chunk:3 cost>0.5 label:2 the end"])
+@pytest.mark.parametrize(
+    "words", ["", "near", "chunk:3 cost>0.5 label:2 the end", "nofloor branched kld>0.1"]
+)
 def test_a_filter_that_is_described_is_read_again_whatever_the_quants_name(
     name: str, words: str
 ) -> None:
@@ -37,6 +40,13 @@ def test_a_filter_that_is_described_is_read_again_whatever_the_quants_name(
 def test_what_is_no_chunk_number_is_said_to_be_none(word: str) -> None:
     with pytest.raises(KldtuiError, match="is not a chunk"):
         parse_filter(word)
+
+
+@pytest.mark.parametrize("words", ["chunk:2 chunk:3", "near far", "label:1 label:2", "ties moved"])
+def test_words_that_cannot_both_hold_are_refused(words: str) -> None:
+    first, second = words.split()
+    with pytest.raises(KldtuiError, match=f"{first} and {second} cannot both hold"):
+        parse_filter(words)
 
 
 def lists_of_one(folder: Path) -> Index:
@@ -77,6 +87,50 @@ def test_near_and_far_part_the_roots(tmp_path: Path) -> None:
     assert session.listed(Filter(), "queue").tolist()[-1] == 0  # near ties after all others
     evidence = [session.evidence(session.facts(i, 0))["near_tie"] for i in range(3)]
     assert evidence == [True, False, False]
+
+
+def test_roots_that_the_floor_flips_too_and_those_that_it_does_not(tmp_path: Path) -> None:
+    session = open_review(tmp_path, ("q4",), floor=write_pair(tmp_path)[2])
+    scan_all(session.index)
+    every = session.listed(Filter(), "position").tolist()
+    also = session.listed(parse_filter("floor"), "position").tolist()
+    only = session.listed(parse_filter("nofloor"), "position").tolist()
+    assert [str(session.position(i)) for i in also] == ["c0:t13"]
+    assert sorted(also + only) == every
+
+
+def test_roots_with_branches_are_found_wherever_these_are_kept(tmp_path: Path) -> None:
+    session = open_review(tmp_path, ("q4", "q8"))
+    scan_all(session.index)
+    assert session.listed(parse_filter("branched"), "position").tolist() == []
+    for name, t in (("q4", 10), ("q8", 13)):
+        place = session.place(Position(0, t), session.names.index(name))
+        session.remember(made_at(place, name))
+    session.set_label(session.facts_of(Position(0, 10), 0), "1", "hand")
+    session.close()
+    again = open_review(tmp_path, ("q4", "q8"))
+    scan_all(again.index)
+    again.remember(made_at(again.place(Position(0, 13), 1), "q8"))
+
+    def found(words: str) -> list[str]:
+        return [str(again.position(i)) for i in again.listed(parse_filter(words), "position")]
+
+    assert found("branched") == ["c0:t10", "c0:t13"]
+    assert found("branched quant:q4") == ["c0:t10"]
+    assert found("branched unlabelled") == ["c0:t13"]
+
+
+def made_at(place: Place, quant: str) -> Branch:
+    """A short branch of the ref token."""
+    return Branch(
+        position=place.position,
+        arm=RR,
+        quant=quant,
+        start_id=place.starts["ref"],
+        start_data=b"x",
+        prefix_ids=[0],
+        stop="eog",
+    )
 
 
 def test_labels_of_quants_that_are_not_open_are_not_counted(tmp_path: Path) -> None:

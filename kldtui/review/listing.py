@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +36,9 @@ ORDERS: tuple[Order, ...] = get_args(Order)
 KINDS: tuple[ListKind, ...] = get_args(ListKind)
 
 HELP = (
-    "words, any of: roots ties moved invalid · cost>0.3 kld>0.1 · near  far (near ties only, or "
-    "none) · labelled  unlabelled  label:2 · chunk:3 · quant:NAME · other words: the tokens' text"
+    "words that all hold: roots ties moved invalid · cost>0.3 kld>0.1 · near  far (near "
+    "ties only, or none) · floor  nofloor (where the floor flips too, or not) · labelled  "
+    "unlabelled  label:2 · branched · chunk:3 · quant:NAME · other words: the tokens' text"
 )
 
 _COMPARISON = re.compile(r"\b(cost|kld)\s*>=?\s*(\S+)", re.IGNORECASE)
@@ -55,6 +56,9 @@ class Filter:
     min_cost: float = 0.0
     min_kld: float | None = None
     near_ties: Literal["all", "near", "far"] = "all"
+    floor: Literal["all", "floor", "nofloor"] = "all"
+    """Only where the reference recorded again flips too, or only where it does not."""
+    branched: bool = False
     label: str | None = None
     """None: any; "labelled", "unlabelled", or a class key such as "2"."""
     quant: str | None = None
@@ -69,8 +73,9 @@ class Filter:
             words.append(f"cost>{self.min_cost:g}")
         if self.min_kld is not None:
             words.append(f"kld>{self.min_kld:g}")
-        if self.near_ties != "all":
-            words.append(self.near_ties)
+        words += [word for word in (self.near_ties, self.floor) if word != "all"]
+        if self.branched:
+            words.append("branched")
         if self.label is not None:
             bare = self.label in ("labelled", "unlabelled")
             words.append(self.label if bare else f"label:{self.label}")
@@ -83,40 +88,50 @@ class Filter:
 
 def parse_filter(text: str, quants: tuple[str, ...] = ()) -> Filter:
     """Read the filter language of HELP. Raises KldtuiError that names the word it cannot use."""
-    out = Filter()
-    rest: list[str] = []
+    out, given, rest = Filter(), dict[str, str](), list[str]()
+
+    def take(name: str, word: str, value: object) -> None:
+        nonlocal out
+        if name in given and getattr(out, name) != value:
+            raise KldtuiError(f"filter: {given[name]} and {word} cannot both hold; give one")
+        given[name] = word
+        out = dataclasses.replace(out, **{name: value})  # type: ignore[arg-type]
+
     for name in sorted(
         quants, key=len, reverse=True
     ):  # a name may hold spaces, or begin as another
         text, found = re.subn(rf"(?i:(?<!\S)quant:){re.escape(name)}(?!\S)", "", text)
         if found:
-            out = dataclasses.replace(out, quant=name)
+            take("quant", f"quant:{name}", name)
     spaced = _COMPARISON.sub(lambda m: f"{m[1]}>{m[2]}", text)
     for word in spaced.split():
         low = word.lower()
         if low in KINDS:
-            out = dataclasses.replace(out, kind=low)
+            take("kind", word, low)
         elif low in ("near", "far"):
-            out = dataclasses.replace(out, near_ties=cast(Literal["near", "far"], low))
+            take("near_ties", word, low)
+        elif low in ("floor", "nofloor"):
+            take("floor", word, low)
+        elif low == "branched":
+            take("branched", word, True)
         elif low in ("labelled", "unlabelled"):
-            out = dataclasses.replace(out, label=low)
+            take("label", word, low)
         elif low.startswith("label:"):
             if low[6:] not in BY_KEY:
                 raise KldtuiError(f"filter: {word!r} is no class; write label:1 to label:7")
-            out = dataclasses.replace(out, label=low[6:])
+            take("label", word, low[6:])
         elif low.startswith("chunk:"):
             digits = low[6:].removeprefix("c")
             if not digits.isdecimal() or len(digits) > _MOST_DIGITS:
                 raise KldtuiError(f"filter: {word!r} is not a chunk; write chunk:3")
-            out = dataclasses.replace(out, chunk=int(digits))
+            take("chunk", word, int(digits))
         elif low.startswith("quant:"):
             if quants and word[6:] not in quants:
                 raise KldtuiError(f"filter: no quant {word[6:]!r}; there are {', '.join(quants)}")
-            out = dataclasses.replace(out, quant=word[6:])
+            take("quant", word, word[6:])
         elif match := _COMPARISON.fullmatch(low):
             value = _nats(match[2])
-            name = "min_cost" if match[1] == "cost" else "min_kld"
-            out = dataclasses.replace(out, **{name: value})  # type: ignore[arg-type]
+            take("min_cost" if match[1] == "cost" else "min_kld", word, value)
         elif _COMPARED.match(low):
             raise KldtuiError(f"filter: cannot use {word!r}; write cost>0.3 or kld>0.1 (nats)")
         else:
@@ -146,6 +161,10 @@ class Lookups:
     """For flat indices: which lie inside a tool call of the stream."""
     run: Callable[[NDArray[np.int64]], NDArray[np.int64]]
     """For flat indices, ascending: the number of the run (turn, else chunk) each lies in."""
+    branched: Callable[[int], Collection[int]]
+    """Of a quant, by its number: the flat indices at which branches are kept."""
+    floor: int | None
+    """The number of the null recording, if there is one."""
 
 
 def list_roots(
@@ -195,7 +214,12 @@ def list_roots(
             found, near = found[ranks], near[ranks]
         if wanted.near_ties != "all":
             found = found[near if wanted.near_ties == "near" else ~near]
-    if wanted.label is not None or wanted.text:
+    if wanted.floor != "all" and lookups.floor is not None:
+        flips = np.zeros(found.size, bool)
+        for part in parts(index, found):
+            flips[part] = is_root(index, lookups.floor, found[part])
+        found = found[flips if wanted.floor == "floor" else ~flips]
+    if wanted.label is not None or wanted.text or wanted.branched:
         found = found[_matching(index, found, wanted, chosen, lookups)]
     return found
 
@@ -236,16 +260,19 @@ def _matching(
     chosen: tuple[int, ...],
     lookups: Lookups,
 ) -> NDArray[np.bool_]:
-    """Which positions have the text and the label that are asked for, bool[k]; each at one of the
-    quants that flip there, or at any where none does."""
+    """Which positions have the text, the label and the branches that are asked for, bool[k]; each
+    at one of the quants that flip there, or at any where none does."""
     out = np.zeros(found.size, bool)
     says = _Says(lookups.text, wanted.text)
     labelled = {k: _with_label(lookups.labels(k), wanted.label) for k in chosen}
+    kept = {k: np.array([*lookups.branched(k)] * wanted.branched, np.int64) for k in chosen}
     for where in parts(index, found):
         part = found[where]
         flips = {k: is_root(index, k, part) for k in chosen}
         nobody = ~np.logical_or.reduce([*flips.values()])
-        text, label = (np.full(part.size, not asked) for asked in (wanted.text, wanted.label))
+        text, label, branches = (
+            np.full(part.size, not asked) for asked in (wanted.text, wanted.label, wanted.branched)
+        )
         for k in chosen:
             owns = flips[k] | nobody
             if wanted.text:
@@ -255,7 +282,9 @@ def _matching(
             if wanted.label is not None:
                 has = np.isin(part, labelled[k])
                 label |= owns & (~has if wanted.label == "unlabelled" else has)
-        out[where] = text & label
+            if wanted.branched:
+                branches |= owns & np.isin(part, kept[k])
+        out[where] = text & label & branches
     return out
 
 

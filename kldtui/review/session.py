@@ -81,7 +81,14 @@ class Session(Figures):
 
     def listed(self, wanted: Filter, order: Order) -> NDArray[np.int64]:
         """Flat indices of the root list."""
-        lookups = Lookups(self._label_keys, self._token_text, self._in_call, self.run_of)
+        lookups = Lookups(
+            self._label_keys,
+            self._token_text,
+            self._in_call,
+            self.run_of,
+            self._branched,
+            self.floor_number,
+        )
         return list_roots(self.index, wanted, order, self.thresholds, self.names, lookups)
 
     def _label_keys(self, quant: int) -> dict[int, str]:
@@ -92,6 +99,14 @@ class Session(Figures):
             for i, class_id in flat
             if i is not None
         }
+
+    def _branched(self, quant: int) -> set[int]:
+        """The flat indices at which a quant has branches: made now, labelled, made ahead."""
+        name = self.quants[quant].name
+        found = self.shelf.positions(name)
+        if self.labels is not None:
+            found |= {r.position for r in self.labels.records(name) if r.branches}
+        return {i for i in map(self.flat, found) if i is not None}
 
     def keep_labels(self, path: Path | None, reviewer: str) -> LabelStore:
         """Open the label file, and the branches stored with it. Raises LabelFileError."""

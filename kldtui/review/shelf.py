@@ -57,6 +57,13 @@ class Shelf:
             self.warnings.append(str(error))
             return {}
 
+    def positions(self, quant: str) -> set[Position]:
+        """Where a quant has branches that were made now, or ahead."""
+        made = {position for (position, name), held in self._held.items() if held and name == quant}
+        return made | {
+            entry.position for log in self.logs for entry in log.entries if entry.quant == quant
+        }
+
     def drop(self, position: Position, quant: str, key: str) -> None:
         """Forget a branch, and those that begin inside it."""
         held = self._held.get((position, quant), {})

@@ -11,7 +11,6 @@ import contextlib
 import gc
 import signal
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
@@ -90,7 +89,7 @@ class KldtuiApp(App[None]):
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.InputEvent):
             self.session.index.stand_back(BACK_SECONDS)
-            self.review.touched = time.monotonic()
+            self.review.key_came()
         await super().on_event(event)
 
     async def run_action(

@@ -6,6 +6,7 @@ Must not know: where the facts come from.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,6 +26,7 @@ from kldtui.ui.text import fit, wrap_words
 
 Part = tuple[str, Style]
 TOLD_SECONDS = 4.0
+READ_SECONDS = 1.0
 _DENSITY = " ▁▂▃▄▅▆▇█"
 
 
@@ -79,16 +81,21 @@ class KeyBar(BaseStyled):
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id)
         self._entries: Sequence[tuple[str, str, str]] = ()
-        self._told = ""
+        self._told, self._told_at = "", 0.0
         self._timer: Timer | None = None
 
     def tell(self, text: str) -> None:
         """Say something in place of the keys, for some seconds."""
-        self._told = text
+        self._told, self._told_at = text, time.monotonic()
         self.refresh()
         if self._timer is not None:
             self._timer.stop()
         self._timer = self.set_timer(TOLD_SECONDS, self._forget)
+
+    def key_came(self) -> None:
+        """A person goes on: what was said before, and could be read by now, is over."""
+        if self._told and time.monotonic() - self._told_at > READ_SECONDS:
+            self._forget()
 
     def _forget(self) -> None:
         self._told = ""

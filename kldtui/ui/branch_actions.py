@@ -20,7 +20,6 @@ from kldtui.ui.pairs import View, following
 from kldtui.ui.review_view import ReviewView
 from kldtui.ui.stream import StreamView
 
-NO_ROOT = "no root here: . goes to the next one"
 _BUSY = "branches are being made: Esc stops them first"
 
 
@@ -45,10 +44,19 @@ class BranchActions(ReviewView):
         else:
             self._branch_root()
 
+    def no_root(self) -> str:
+        """Why nothing is to be judged or branched here."""
+        i = self.flat
+        if i is not None and self.session.flips(i):
+            return (
+                f"{self.session.names[self.quant]} does not flip here: Q goes to a quant that does"
+            )
+        return "no root here: . goes to the next one"
+
     def _branch_root(self, *, anew: bool = False) -> None:
         facts = self.facts
         if facts is None or not facts.is_root:
-            self.say(f"{NO_ROOT}; t branches from the stream token")
+            self.say(f"{self.no_root()}; t branches from the stream token")
             return
         self._judge()
         self.desk.branch(self.place, self.session.arms(self.quant), anew=anew)
@@ -138,7 +146,7 @@ class BranchActions(ReviewView):
     def action_fourth(self) -> None:
         facts = self.facts
         if facts is None or not facts.is_root:
-            self.say(NO_ROOT)
+            self.say(self.no_root())
             return
         held = self.session.recall(facts.position, facts.quant)
         if QR.code not in held and self.session.slot_for("quant", facts.quant) is None:
@@ -193,7 +201,7 @@ class BranchActions(ReviewView):
 
     def action_floor(self) -> None:
         if self.facts is None or not self.facts.is_root:
-            self.say(NO_ROOT)
+            self.say(self.no_root())
         elif self.desk.busy:
             self.say(_BUSY)
         else:

@@ -38,14 +38,30 @@ STOPS = {
 def branch_detail(
     session: Session, pair: Mapping[str, Branch | None], side: str, token: int
 ) -> Shown:
-    """The top-N of a generated token, beside the other branch's at the same distance."""
-    rows = [_row(session, pair[name], token) for name in ("left", "right")]
-    own = pair[side]
+    """The top-N of a generated token, beside the other branch's as long as both have the same text
+    before it."""
+    own, other = pair[side], pair["right" if side == "left" else "left"]
+    beside = own is not None and other is not None and _same_until(own, other, token)
+    rows = [
+        _row(session, pair[name], token) if name == side or beside else None
+        for name in ("left", "right")
+    ]
     stream = own.tokens[token].id if own is not None and token < len(own.tokens) else None
     detail = align(rows[0], rows[1], stream, 10)
-    codes = [branch.arm.code if branch is not None else "–" for branch in pair.values()]
+    codes = [
+        branch.arm.code if branch is not None and (name == side or beside) else "–"
+        for name, branch in pair.items()
+    ]
     figures: list[Part] = [("· the generated token of the focused branch", marks.DIM)]
+    if other is not None and not beside:
+        figures.append((f"{other.arm.code} has another text before this token", marks.DIM))
     return detail, f"branch +{token}", figures, (codes[0], codes[1])
+
+
+def _same_until(a: Branch, b: Branch, token: int) -> bool:
+    """Whether two branches of one root have the same tokens before one of this number."""
+    alike = (a.parent, a.start_id) == (b.parent, b.start_id)
+    return alike and min(len(a.ids), len(b.ids)) >= token and a.ids[:token] == b.ids[:token]
 
 
 def _row(session: Session, branch: Branch | None, token: int) -> Row | None:

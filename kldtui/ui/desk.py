@@ -230,19 +230,24 @@ class Desk(Servers):
         held = self._session.recall(place.position, place.quant)
         jobs: list[Job] = []
         grown = 0
+        whys: dict[str, None] = {}
         for arm in arms:
             branch = held.get(place.key(arm))
             slot = self._session.slot_for(arm.engine, place.quant)
-            if branch is None or branch.stop == "eog":
+            if branch is None:
                 continue
-            if is_recorded(branch):
-                grown += self._session.lengthen(branch)
-            elif slot is not None and await self._fit(slot, place):
+            if branch.stop == "eog":
+                whys[f"{arm.code} came to its end"] = None
+            elif is_recorded(branch):
+                grown += (by := self._session.lengthen(branch))
+                if not by:
+                    whys[f"{arm.code} is recorded no further"] = None
+            elif slot is None:
+                whys[f"{arm.code} has no server (c connects one)"] = None
+            elif await self._fit(slot, place):
                 jobs.append((slot, Wanted(branch, self.length)))
         if not jobs and not grown:
-            self._say(
-                "nothing to continue here: the branches or the chunk ended, or no server is there"
-            )
+            self._say(f"nothing to continue: {', '.join(whys) or 'b makes branches first'}")
         await self._run(place, jobs)
 
     async def _run(self, place: Place, jobs: Sequence[Job]) -> None:

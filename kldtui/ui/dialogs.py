@@ -34,15 +34,18 @@ class Prompt(ModalScreen[str | None]):
         explain: str,
         value: str = "",
         check: Callable[[str], object] | None = None,
+        *,
+        anew: bool = False,
     ) -> None:
+        """value: what stands there already; with `anew`, what is typed takes its place."""
         super().__init__()
         self._title, self._explain, self._value = title, explain, value
-        self._check = check
+        self._check, self._anew = check, anew
 
     def compose(self) -> ComposeResult:
         with Vertical(id="prompt") as box:
             box.border_title = plain(self._title)
-            yield Input(self._value, id="prompt-input", select_on_focus=False)
+            yield Input(self._value, id="prompt-input", select_on_focus=self._anew)
             yield Static(Text(self._explain, style=marks.DIM), id="prompt-explain", markup=False)
             yield Static(Text(""), id="prompt-error", markup=False)
 
@@ -151,7 +154,7 @@ class Help(ModalScreen[None]):
             (marks.TIE, "tie: one of the two cannot rank its best tokens; not a root"),
             (marks.INVALID, "invalid: one of the rows cannot be used"),
             ("①", "labelled, with its class"),
-            ("✎", "a note, and no label yet"),
+            ("✎", "a note; in the list, one without a label"),
             (marks.FLOOR, "in the list: the reference flips here against itself too (floor)"),
             (
                 " ".join(marks.FLIPS.values()),

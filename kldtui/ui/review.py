@@ -22,7 +22,7 @@ from kldtui.review.listing import HELP, ORDERS, parse_filter
 from kldtui.ui import words
 from kldtui.ui.actions import BY_ID
 from kldtui.ui.bars import ClassesPanel, KeyBar
-from kldtui.ui.branch_actions import NO_ROOT, BranchActions
+from kldtui.ui.branch_actions import BranchActions
 from kldtui.ui.branch_pane import BranchPane
 from kldtui.ui.detail_view import DetailView
 from kldtui.ui.dialogs import Help, Page, Prompt, Question
@@ -139,6 +139,8 @@ class ReviewScreen(BranchActions):
                 raise KldtuiError(
                     f"filter: there is no chunk {wanted.chunk}; the last is {chunks - 1}"
                 )
+            if wanted.floor != "all" and self.session.floor_number is None:
+                raise KldtuiError("filter: no floor was measured; start with --floor FILE")
 
         text = await self.app.push_screen_wait(
             Prompt("filter", HELP, self.filter.describe(), check)
@@ -224,7 +226,10 @@ class ReviewScreen(BranchActions):
     async def action_search(self) -> None:
         needle = await self.app.push_screen_wait(
             Prompt(
-                "search", "text of the stream; case matters only if you write capitals", self.needle
+                "search",
+                "text of the stream; case matters only if you write capitals",
+                self.needle,
+                anew=True,
             )
         )
         if needle:
@@ -262,9 +267,10 @@ class ReviewScreen(BranchActions):
             at = bisect.bisect_right(self.hits, self.cursor)
         else:
             at = bisect.bisect_left(self.hits, self.cursor) - 1
-        self.go(self.hits[at % len(self.hits)])
-        if not 0 <= at < len(self.hits):
-            self.say("from the other end again")
+        which = at % len(self.hits)
+        self.go(self.hits[which])
+        again = "" if which == at else ", from the other end again"
+        self.say(f"hit {which + 1} of {len(self.hits)}{again}")
 
     # ── labels ───────────────────────────────────────────────────────────────────────────────
 
@@ -272,7 +278,7 @@ class ReviewScreen(BranchActions):
         """Label what is under the cursor now, whatever is typed next."""
         facts, how = self.facts, self.how
         if facts is None or not facts.is_root:
-            self.say(NO_ROOT)
+            self.say(self.no_root())
             return
         if key == "3" and any(b is not None and not b.complete for b in self.branches().values()):
             self._ask_malformed(facts, how)

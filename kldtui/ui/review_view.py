@@ -96,6 +96,7 @@ class ReviewView(SearchScreen):
         self.touched = -math.inf
         """When a person last pressed something, by time.monotonic()."""
         self._loaded = True
+        self._key_bar: KeyBar | None = None
         self._cancel_scan = threading.Event()
         self.moved_by_hand = False
 
@@ -116,7 +117,8 @@ class ReviewView(SearchScreen):
         with Horizontal(id="pair"):
             yield BranchPane(session, "left", id="left")
             yield BranchPane(session, "right", id="right")
-        yield KeyBar(id="keys")
+        self._key_bar = KeyBar(id="keys")
+        yield self._key_bar
 
     def on_mount(self) -> None:
         self.cursor = self._first_cursor()
@@ -189,6 +191,12 @@ class ReviewView(SearchScreen):
 
     def on_engine_started(self, event: EngineStarted) -> None:
         self.desk.replace(event.role, event.url, event.program)
+
+    def key_came(self) -> None:
+        """A person pressed something."""
+        self.touched = time.monotonic()
+        if self._key_bar is not None:
+            self._key_bar.key_came()
 
     def on_preparing(self, event: Preparing) -> None:
         self.desk.prepare(event.words)

@@ -58,7 +58,7 @@ def percent(logp: Logp | None) -> str:
     p = 100 * math.exp(min(logp.value, 0.0))
     if p >= 0.1:
         text = f"{p:.1f}"
-    elif p >= 0.01:
+    elif p >= 0.0095:
         text = f"{p:.2f}"
     else:
         text = f"{p:.0e}".replace("e-0", "e-") if p > 0 else "0"

@@ -30,7 +30,7 @@ from kldtui.ui.detail_view import Shown
 from kldtui.ui.text import duration, fit, many, nats
 from kldtui.vocab import safe
 
-_NOTE_CELLS = 18
+_NOTE_CELLS = 14
 """So much of a note is shown in the status line; beside the classes there may be room for more."""
 
 
@@ -144,7 +144,7 @@ def _judged_parts(session: Session, facts: RootFacts) -> list[Part]:
         parts.insert(2, ("≠ itself", marks.WARN))
     record = session.label(facts.position, facts.quant)
     if record is not None and record.note:
-        parts.insert(3, (f"note: {fit(safe(record.note), _NOTE_CELLS).rstrip()}", marks.GOOD))
+        parts.insert(3, (f"✎ {fit(safe(record.note), _NOTE_CELLS).rstrip()}", marks.GOOD))
     return parts
 
 

@@ -494,7 +494,7 @@ async def test_the_stream_as_a_branch_can_be_made_longer_to_its_end(tmp_path: Pa
         await made(driver, "+")
         await made(driver, "+")
         assert len(held(session)["R·r"].ids) == 5
-        assert "nothing to continue here" in driver.text
+        assert "nothing to continue: R·r is recorded no further" in driver.text
         assert "itself, no server · the chunk ends here" in status(driver, "left")
 
 

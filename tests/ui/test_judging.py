@@ -9,8 +9,9 @@ import pytest
 from textual.widgets import Input
 
 from kldtui.config import Config
+from kldtui.index import State
 from kldtui.position import Position
-from kldtui.ui import branch_words
+from kldtui.ui import bars, branch_words
 from tests.ui.review import add_engines, open_review, running
 
 HERE = Position(0, 10)
@@ -89,7 +90,7 @@ async def test_what_decides_is_on_screen_while_a_root_is_judged(
             assert words in driver.lines[0]
         await driver.press("m")
         await driver.type("look again")
-        assert "note: look again" in driver.lines[0]
+        assert "✎ look again" in driver.lines[0]
         await driver.press(".")
         assert "c0:t13  root  cost 4.50" in driver.lines[0]
         await driver.press("escape", "escape")
@@ -215,3 +216,86 @@ async def test_a_branch_that_follows_others_says_so_meanwhile(tmp_path: Path) ->
         await driver.press("w")
         assert "begins soon: others come first" in driver.text
         assert "b branches here" not in driver.text
+
+
+async def test_the_table_sets_branches_side_by_side_only_where_their_text_is_the_same(
+    tmp_path: Path,
+) -> None:
+    session = open_review(tmp_path)
+    add_engines(session, lambda p: [0, 1, 7, 11], lambda p: [0, 1, 9, 11])
+    async with running(session, (120, 40)) as driver:
+        await driver.press("b", "w")
+        await driver.until(lambda: "Q·r" in session.recall(HERE, 0) and not driver.review.desk.busy)
+        driver.review.query_one("#right").focus()  # Q·r beside R·r: they part at their third token
+        await driver.press("right", "right", "right")
+        assert "branch +2" in driver.text
+        assert "R·r % Q·r %" in driver.inside("detail")
+        await driver.press("right")
+        assert "branch +3" in driver.text
+        assert "R·r has another text before this token" in driver.inside("detail")
+        assert driver.inside("detail").startswith("– % Q·r %")
+
+
+async def test_what_was_said_below_ends_with_the_next_key_once_it_could_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bars, "READ_SECONDS", 0.0)
+    async with running(open_review(tmp_path), (120, 40)) as driver:
+        await driver.press("1", "u")
+        assert driver.lines[-1].startswith(" undo: label")
+        await driver.press("right")
+        assert "undo: label" not in driver.lines[-1]
+        assert "next root" in driver.lines[-1]
+
+
+async def test_of_several_quants_the_one_that_is_judged_is_always_named(tmp_path: Path) -> None:
+    session = open_review(tmp_path, ("q4", "q8"))
+    async with running(session, (80, 24)) as driver:
+        await driver.until(lambda: driver.review.scanned)
+        await driver.press(":", *"c0:t13", "enter", "b", "m", *"a note of some length", "enter")
+        assert driver.lines[0].startswith(" c0:t13 of q4 ")
+        assert "✎ a note of som…" in driver.lines[0]
+        await driver.press("2")
+        assert driver.review.cursor == Position(0, 13)
+        assert driver.lines[0].startswith(" c0:t13 of q8 ")
+        assert "changes meaning: q4. Now q8, which flips here too" in driver.lines[-1]
+        await driver.pilot.resize_terminal(120, 40)
+        await driver.pilot.pause()
+        assert "your judgement of q8" in driver.text
+
+
+async def test_hint_and_note_are_read_whole_where_there_is_room(tmp_path: Path) -> None:
+    session = open_review(tmp_path)
+    add_engines(session, lambda p: [10, 0], lambda p: [10, 0])
+    async with running(session, (120, 40)) as driver:
+        await driver.press("b")
+        await driver.until(lambda: not driver.review.desk.busy)
+        note = "it goes on about the right to life and never comes back to the point"
+        await driver.press("m", *note, "enter")
+        assert f"note: {note}" in driver.inside("classes")
+        assert "Its call does not parse or fit its schema." in driver.inside("classes")
+
+
+async def test_a_quant_that_was_not_recorded_here_is_not_said_to_agree(tmp_path: Path) -> None:
+    session = open_review(tmp_path, ("q4", "q8"))
+    async with running(session, (120, 40)) as driver:
+        await driver.until(lambda: driver.review.scanned)
+        i = session.flat(HERE)
+        assert i is not None
+        assert session.stands(i) == (True, False)
+        session.index.pairs[1]["state"][i] = State.MISSING
+        driver.review.refresh_list()
+        driver.review.refresh_all()
+        await driver.pilot.pause()
+        assert session.stands(i) == (True, None)
+        assert "● q4 - q8" in driver.inside("detail")
+        assert "●-" in driver.inside("roots")
+
+
+async def test_a_listed_root_of_another_quant_is_no_root_of_this_one(tmp_path: Path) -> None:
+    session = open_review(tmp_path, ("q4", "q8"))
+    async with running(session, (120, 40)) as driver:
+        await driver.until(lambda: driver.review.scanned)
+        await driver.press("Q", "1")
+        assert "q8 does not flip here: Q goes to a quant that does" in driver.lines[-1]
+        assert session.labelled() == (0, 5)
