@@ -67,6 +67,7 @@ class Figures:
     _tokens: dict[int, NDArray[np.int32]] = field(default_factory=dict)
     _changing: threading.Lock = field(default_factory=threading.Lock)
     _calls: dict[int, NDArray[np.uint8] | None] = field(default_factory=dict)
+    _calls_text: Vocabulary | None = None
     """By chunk, a bit a token; a long stream has many."""
     _finder: tuple[Vocabulary, CallFinder] | None = None
     _runs: Runs | None = None
@@ -275,6 +276,8 @@ class Figures:
     def _in_call(self, found: NDArray[np.int64]) -> NDArray[np.bool_]:
         out = np.zeros(found.size, bool)
         layout = self.index.layout
+        if self._calls_text is not self.vocab:  # what looks like a call without text may be none
+            self._calls_text, self._calls = self.vocab, {}
         for begin in range(0, found.size, _CALLS_AT_ONCE):
             part = found[begin : begin + _CALLS_AT_ONCE]
             chunks, ts = layout.chunks(part), layout.ts(part)

@@ -28,6 +28,7 @@ from kldtui.errors import ConfigError, KldtuiError
 from kldtui.review.session import Session
 from kldtui.ui.actions import ACTIONS, Action, keys_of
 from kldtui.ui.review import ReviewScreen
+from kldtui.vocab import safe
 
 SWITCH_SECONDS = 0.0005
 PALETTE_LINES = 6
@@ -102,7 +103,7 @@ class KldtuiApp(App[None]):
         try:
             return await super().run_action(action, default_namespace, namespaces)
         except KldtuiError as error:
-            self.notify(str(error), severity="error", markup=False)
+            self.notify(safe(str(error)), severity="error", markup=False)
             return True
 
     def _end(self, number: int) -> None:

@@ -258,7 +258,7 @@ def engine_lines(slot: EngineSlot, top_n: int) -> list[str]:
     """What the help says of an engine: who it is, what verification said, what it cannot do."""
     model = safe(slot.info.model) if slot.info else ""
     build = safe(slot.info.build) if slot.info else ""
-    said = f" {slot.verified.detail}" if slot.verified else ""
+    said = f" {safe(slot.verified.detail)}" if slot.verified else ""
     state = slot.state if not slot.words else f"{slot.state}, {safe(slot.words)}"
     kind = f"{slot.kind} " if slot.kind else ""
     lines = [f"{slot.role} server {kind}{safe(slot.engine.url)}: {state} {model} {build}{said}"]

@@ -185,6 +185,7 @@ class Desk(Servers):
         session = self._session
         held = session.recall(place.position, place.quant)
         wanted: list[tuple[EngineSlot, Arm, Branch | None]] = []
+        borrowed = False
         for arm in arms:
             old = None if anew else held.get(place.key(arm))
             slot = session.slot_for(arm.engine, place.quant)
@@ -194,8 +195,10 @@ class Desk(Servers):
                 wanted.append((slot, arm, old))
             elif anew or session.borrow(place, arm) is None:
                 wanted.append((slot, arm, None))
+            else:
+                borrowed = True
         if not wanted:
-            if not any(place.key(arm) in held for arm in arms):
+            if not borrowed and not any(place.key(arm) in held for arm in arms):
                 self._say(
                     "a server is being prepared: the branches follow when it is there"
                     if self.prepares
@@ -255,12 +258,17 @@ class Desk(Servers):
         changed = self._flusher(place)
         self._queued |= {job.branch.id for _, job in jobs}
         beat = asyncio.ensure_future(self._beat(changed))
+        tasks = [
+            asyncio.ensure_future(self._one_server(group, changed))
+            for group in one_server_each(jobs)
+        ]
         try:
-            await asyncio.gather(
-                *(self._one_server(group, changed) for group in one_server_each(jobs))
-            )
-        finally:
+            await asyncio.gather(*tasks)
+        finally:  # none goes on unseen, whatever the other one met
             beat.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             for _, (branch, _) in jobs:
                 self._queued.discard(branch.id)
                 if branch.stop is None:

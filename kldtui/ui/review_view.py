@@ -259,6 +259,9 @@ class ReviewView(SearchScreen):
             for i in self.rows
             for k in self.session.flips(int(i))
         ]
+        if not pairs:  # a list of what no quant flips at
+            self.choose(0)
+            return
         at = labels.resume_at(pairs)
         rows = [row for row, i in enumerate(self.rows) for _ in self.session.flips(int(i))]
         self.choose(rows[at], self.session.names.index(pairs[at][1]))

@@ -178,6 +178,7 @@ class Servers:
             except KldtuiError as error:
                 self._broke(slot, error)
                 self._say(f"{slot.role} server: {error}", "error")
+                continue
             if slot.verified is not None and slot.verified.passed:
                 good.append(f"{slot.role} {slot.verified.own or 0:.2f}")
             elif slot.verified is not None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from textual.widgets import Input
 
@@ -24,12 +26,16 @@ from kldtui.errors import (
     EngineUnreachable,
     UnusableEngine,
 )
+from kldtui.index import Progress
 from kldtui.position import Position
 from kldtui.review.session import Session
-from kldtui.ui import desk
+from kldtui.ui import bars, desk
+from kldtui.ui.app import KldtuiApp
+from kldtui.verify import VerifyResult
+from tests.builders_index import scan_all
 from tests.builders_served import QUANT, REF, ROOT, server, write_served
 from tests.fake_server import EOG
-from tests.ui.review import Driver, Script, add_engines, open_review, running
+from tests.ui.review import Driver, Script, add_engines, open_review, running, write_pair
 
 HERE = Position(0, 10)
 
@@ -302,3 +308,156 @@ async def test_a_model_that_loads_is_waited_for(tmp_path: Path) -> None:
         await driver.until(lambda: session.slots["ref"].state == "ready", 20)
         await idle(driver)
         assert the(session, "R·r").stop == "eog"
+
+
+# ── what is said, and who is asked ───────────────────────────────────────────────────────────────
+
+
+async def test_words_of_files_and_servers_reach_the_screen_harmless(tmp_path: Path) -> None:
+    session = open_review(tmp_path)
+    ref, _ = add_engines(session, lambda p: [0, 1], lambda p: [4])
+    evil = "bad\x1b]0;owned\x07\x9bname"
+    ref.fails = EngineError(f"{evil}: refused")
+    async with running(session, (120, 40)) as driver:
+        driver.review.say(f"in passing {evil}")
+        await driver.pilot.pause()
+        shown = painted(driver)
+        assert "in passing bad" in shown
+        driver.review.say(f"a warning {evil}", "warning")
+        await driver.press("b")
+        await driver.until(lambda: "refused" in driver.text)
+        session.slots["q4"].verified = VerifyResult("other_model", None, None, 0, evil)
+        await driver.press("?")
+        await driver.pilot.pause()
+        shown += painted(driver)
+    assert "a warning bad" in shown
+    assert not set("\x1b\x07\x9b") & set(shown)
+
+
+def painted(driver: Driver) -> str:
+    """The text of what is on the terminal, as it is written there."""
+    update = driver.app.screen._compositor.render_strips()
+    return "\n".join(segment.text for strip in update for segment in strip)
+
+
+async def test_a_server_that_fails_to_be_verified_again_is_not_called_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bars, "READ_SECONDS", 0.0)
+    session = open_review(tmp_path)
+    ref, quant = add_engines(session, lambda p: [0, 1], lambda p: [4])
+    async with running(session, (120, 40)) as driver:
+        await driver.press("v")
+        await driver.until(lambda: "verified against their recordings" in driver.text)
+        await idle(driver)
+
+        async def refuse(*_: object, **more: object) -> Any:
+            raise EngineError("nothing answers there")
+
+        ref.next_top = quant.next_top = refuse  # type: ignore[method-assign]
+        await driver.press("right", "v")
+        await idle(driver)
+        await driver.until(lambda: "nothing answers there" in driver.text)
+        assert "verified" not in driver.lines[-1]
+
+
+async def test_a_fault_that_nobody_foresaw_ends_what_runs_beside_it(tmp_path: Path) -> None:
+    session = open_review(tmp_path)
+
+    def broken(prefix: Sequence[int]) -> Iterator[int | float]:
+        yield 0.05
+        raise RuntimeError("unforeseen")
+
+    add_engines(session, lambda p: [0, 0.3, 1, 0.3, 2, 0.3, 3], broken)
+    async with running(session) as driver:
+        await driver.press("b")
+        await driver.until(lambda: "unforeseen" in driver.text)
+        await idle(driver)
+        stands = {code: b.ids for code, b in session.recall(HERE, 0).items()}
+        await driver.pilot.pause(0.8)
+        assert {code: b.ids for code, b in session.recall(HERE, 0).items()} == stands
+        assert {b.stop for b in session.recall(HERE, 0).values()} <= {"cancelled", "error"}
+
+
+async def test_branches_that_another_quant_has_are_no_lack_of_a_server(tmp_path: Path) -> None:
+    write_pair(tmp_path)
+    (tmp_path / "q8.kld").write_bytes((tmp_path / "q4.kld").read_bytes())
+    session = open_review(tmp_path, ("q4", "q8"))
+    add_engines(session, lambda p: [0, 1], lambda p: [4])
+    del session.slots["q4"]
+    async with running(session) as driver:
+        await driver.press("b")
+        await idle(driver)
+        await driver.press("Q", "b")
+        await idle(driver)
+        assert set(session.recall(HERE, 1)) == {"R·r", "R·q"}
+        assert "no server: press c" not in driver.text
+
+
+async def test_the_list_may_be_of_something_else_when_the_scan_comes_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = open_review(tmp_path)
+    scan_all(session.index)
+    session.set_label(session.facts_of(HERE, 0), "1", "hand")
+    session.close()
+    again = open_review(tmp_path)
+    go_on = threading.Event()
+    scan = again.index.scan
+
+    def gated(*args: Any, **more: Any) -> Iterator[Progress]:
+        go_on.wait(10)
+        yield from scan(*args, **more)
+
+    monkeypatch.setattr(again.index, "scan", gated)
+    app = KldtuiApp(again, Config())
+    async with app.run_test(size=(120, 40)) as pilot:
+        driver = Driver(app, pilot)
+        await driver.press("f", *"moved", "enter")
+        again.listed = lambda *_: np.arange(3)  # type: ignore[method-assign]
+        again.flips = lambda i: ()  # type: ignore[method-assign]
+        go_on.set()
+        await driver.until(lambda: driver.review.scanned)
+        assert driver.review.cursor == again.position(0)
+    again.close()
+
+
+async def test_an_engine_that_is_replaced_is_closed(tmp_path: Path) -> None:
+    session = open_review(tmp_path)
+    ref, _ = add_engines(session, lambda p: [0, 1], lambda p: [4])
+    closed: list[str] = []
+
+    async def close() -> None:
+        closed.append(ref.url)
+
+    ref.close = close  # type: ignore[method-assign]
+    async with running(session) as driver:
+        driver.review.desk.replace("ref", "http://127.0.0.1:9")
+        await driver.until(lambda: closed == [ref.url])
+
+
+async def test_escape_drops_what_was_still_to_follow(tmp_path: Path) -> None:
+    session = open_review(tmp_path)
+    _, quant = add_engines(session, lambda p: [0, 0.1, 1], lambda p: [4, 0.2, 7, 0.2, 8])
+    async with running(session) as driver:
+        await driver.press("b")
+        await driver.until(lambda: "Q·q" in session.recall(HERE, 0))
+        await driver.press("w", "escape")
+        await idle(driver)
+        await driver.pilot.pause(0.3)
+        assert "Q·r" not in session.recall(HERE, 0)
+        assert len(quant.asked) == 1
+
+
+async def test_b_leaves_a_branch_that_was_stopped_beyond_its_length(tmp_path: Path) -> None:
+    session = open_review(tmp_path)
+    ref, _ = add_engines(session, lambda p: [0, 1, 2, 0.3, 3], lambda p: [4])
+    async with running(session, config=Config(branch_tokens=2)) as driver:
+        await driver.press("b")
+        await idle(driver)
+        of(session, "R·r").stop = "cancelled"
+        asked = len(ref.asked)
+        await driver.press("b")
+        await idle(driver)
+        assert len(ref.asked) == asked
+        assert len(of(session, "R·r").ids) == 2
