@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
+from rich.console import RenderableType
 from textual import events
 from textual.actions import ActionParseResult
 from textual.app import App
@@ -27,8 +28,10 @@ from kldtui.demo import Demo
 from kldtui.errors import ConfigError, KldtuiError
 from kldtui.review.session import Session
 from kldtui.ui.actions import ACTIONS, Action, keys_of
+from kldtui.ui.dialogs import PROMPTS, Dialog
 from kldtui.ui.review import ReviewScreen
-from kldtui.vocab import safe
+from kldtui.ui.turns import Turns
+from kldtui.vocab.glyphs import harmless
 
 SWITCH_SECONDS = 0.0005
 PALETTE_LINES = 6
@@ -86,12 +89,30 @@ class KldtuiApp(App[None]):
         super().__init__()
         self.session, self.config = session, config
         self.review = ReviewScreen(session, config, demo)
+        self._turns = Turns(self, super().on_event, self._between_dialogs)
 
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.InputEvent):
             self.session.index.stand_back(BACK_SECONDS)
             self.review.key_came()
-        await super().on_event(event)
+        if isinstance(event, events.Key) and not event.is_forwarded:
+            await self._turns.come(event)
+        else:
+            await super().on_event(event)
+
+    def exit(
+        self, result: None = None, return_code: int = 0, message: RenderableType | None = None
+    ) -> None:
+        """As of any app; no key comes after it."""
+        self._turns.end()
+        super().exit(result, return_code, message)
+
+    def _between_dialogs(self) -> bool:
+        """Whether a dialog was asked for that does not take keys yet, or what asked for one that
+        is closed has still to see the answer."""
+        if isinstance(self.screen, Dialog):
+            return not self.screen.is_ready
+        return any(work.group == PROMPTS and not work.is_finished for work in self.workers)
 
     async def run_action(
         self,
@@ -103,7 +124,7 @@ class KldtuiApp(App[None]):
         try:
             return await super().run_action(action, default_namespace, namespaces)
         except KldtuiError as error:
-            self.notify(safe(str(error)), severity="error", markup=False)
+            self.notify(harmless(str(error)), severity="error", markup=False)
             return True
 
     def _end(self, number: int) -> None:

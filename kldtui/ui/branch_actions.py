@@ -14,7 +14,7 @@ from kldtui.errors import KldtuiError
 from kldtui.recordings import split_named
 from kldtui.ui.branch_pane import BranchPane
 from kldtui.ui.detail_view import DetailView
-from kldtui.ui.dialogs import Prompt
+from kldtui.ui.dialogs import PROMPTS, Prompt
 from kldtui.ui.messages import EnginesChanged
 from kldtui.ui.pairs import View, following
 from kldtui.ui.review_view import ReviewView
@@ -207,7 +207,7 @@ class BranchActions(ReviewView):
         else:
             self.desk.floor(self.facts)
 
-    @work(exclusive=True, group="prompt", exit_on_error=False)
+    @work(exclusive=True, group=PROMPTS, exit_on_error=False)
     async def action_connect(self) -> None:
         roles = ("ref", *self.session.names)
         missing = [role for role in roles if role not in self.session.slots]

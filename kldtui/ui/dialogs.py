@@ -7,9 +7,11 @@ Must not know: what the answers are for.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from rich.text import Text
 from textual.app import ComposeResult
+from textual.await_complete import AwaitComplete
 from textual.binding import Binding
 from textual.containers import ScrollableContainer, Vertical, VerticalScroll
 from textual.screen import ModalScreen
@@ -22,8 +24,25 @@ from kldtui.ui.actions import ACTIONS, GROUPS, keys_of
 from kldtui.ui.text import plain
 from kldtui.vocab.glyphs import PART
 
+PROMPTS = "prompt"
+"""The group of the workers that wait for what a dialog is answered."""
+Answer = TypeVar("Answer")
 
-class Prompt(ModalScreen[str | None]):
+
+class Dialog(ModalScreen[Answer]):
+    """What opens over the screen and is closed once, however many keys ask for it."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes keys."""
+        return self.is_mounted
+
+    def dismiss(self, result: Answer | None = None) -> AwaitComplete:
+        """As of any screen; closed already, it leaves alone what lies under it."""
+        return super().dismiss(result) if self.app.screen is self else AwaitComplete()
+
+
+class Prompt(Dialog[str | None]):
     """One line of input. `check` raises KldtuiError for a text that cannot be used."""
 
     BINDINGS = [Binding("escape", "cancel", "Cancel", show=False)]  # noqa: RUF012
@@ -41,6 +60,10 @@ class Prompt(ModalScreen[str | None]):
         super().__init__()
         self._title, self._explain, self._value = title, explain, value
         self._check, self._anew = check, anew
+
+    @property
+    def is_ready(self) -> bool:
+        return isinstance(self.focused, Input)
 
     def compose(self) -> ComposeResult:
         with Vertical(id="prompt") as box:
@@ -62,7 +85,7 @@ class Prompt(ModalScreen[str | None]):
         self.dismiss(None)
 
 
-class Question(ModalScreen[bool]):
+class Question(Dialog[bool]):
     """Yes or no; Esc is no."""
 
     BINDINGS = [  # noqa: RUF012
@@ -84,7 +107,7 @@ class Question(ModalScreen[bool]):
         self.dismiss(answer)
 
 
-class Page(ModalScreen[None]):
+class Page(Dialog[None]):
     """Text to read, in as many columns as it needs."""
 
     BINDINGS = [  # noqa: RUF012
@@ -113,7 +136,7 @@ class Page(ModalScreen[None]):
         self.query_one("#page").scroll_relative(x=right, y=down, animate=False)
 
 
-class Help(ModalScreen[None]):
+class Help(Dialog[None]):
     """All keys by group, the classes, and the marks, from the tables that define them."""
 
     BINDINGS = [  # noqa: RUF012

@@ -28,7 +28,7 @@ from kldtui.ui.desk import Desk
 from kldtui.ui.detail_view import DetailView
 from kldtui.ui.messages import BranchesChanged, DetailLeft, PartMoved
 from kldtui.ui.pairs import Pair, View, other_pairs, root_pairs
-from kldtui.vocab import safe
+from kldtui.vocab.glyphs import harmless
 
 SIDES = ("left", "right")
 _MEETINGS = 16
@@ -86,7 +86,7 @@ class PairScreen(Screen[None]):
     ) -> None:
         """Say something: in passing in the key line, what went wrong over the context; there it is
         not said again while it still stands. Names of files and servers in it drive nothing."""
-        text = safe(text)
+        text = harmless(text)
         if severity == "information":
             self.query_one(KeyBar).tell(text)
             return

@@ -25,7 +25,7 @@ from kldtui.ui.bars import ClassesPanel, KeyBar
 from kldtui.ui.branch_actions import BranchActions
 from kldtui.ui.branch_pane import BranchPane
 from kldtui.ui.detail_view import DetailView
-from kldtui.ui.dialogs import Help, Page, Prompt, Question
+from kldtui.ui.dialogs import PROMPTS, Help, Page, Prompt, Question
 from kldtui.ui.messages import SearchAdvanced
 from kldtui.ui.review_view import PANES
 from kldtui.ui.root_list import RootList
@@ -77,7 +77,7 @@ class ReviewScreen(BranchActions):
         self.moved_by_hand = True
         self.cursor = position
 
-    @work(exclusive=True, group="prompt", exit_on_error=False)
+    @work(exclusive=True, group=PROMPTS, exit_on_error=False)
     async def action_goto(self) -> None:
         def check(text: str) -> Position:
             position = Position.parse(text)
@@ -128,7 +128,7 @@ class ReviewScreen(BranchActions):
         if not self.advance():
             self.say("no other root of the list is without a label")
 
-    @work(exclusive=True, group="prompt", exit_on_error=False)
+    @work(exclusive=True, group=PROMPTS, exit_on_error=False)
     async def action_filter(self) -> None:
         names = self.session.names
         chunks = self.session.ref.shape.n_chunk
@@ -210,6 +210,8 @@ class ReviewScreen(BranchActions):
             self.action_zoom()
         beside = () if self.judging else ("roots", "stream", "detail")
         names = [n for n in PANES if n in beside or self.is_shown(n)]
+        if not names:  # a terminal of a few cells
+            return
         here = self.focused.id if self.focused is not None else None
         at = names.index(here) if here in names else 0
         name = names[(at + step) % len(names)]
@@ -222,7 +224,7 @@ class ReviewScreen(BranchActions):
         self.app.copy_to_clipboard(text)
         self.say(f"copied {len(text)} characters")
 
-    @work(exclusive=True, group="prompt", exit_on_error=False)
+    @work(exclusive=True, group=PROMPTS, exit_on_error=False)
     async def action_search(self) -> None:
         needle = await self.app.push_screen_wait(
             Prompt(
@@ -285,7 +287,7 @@ class ReviewScreen(BranchActions):
         else:
             self._label(facts, key, how)
 
-    @work(exclusive=True, group="prompt", exit_on_error=False)
+    @work(exclusive=True, group=PROMPTS, exit_on_error=False)
     async def _ask_malformed(self, facts: RootFacts, how: str) -> None:
         sure = await self.app.push_screen_wait(
             Question(
@@ -325,7 +327,7 @@ class ReviewScreen(BranchActions):
         else:
             self._ask_note(facts, self.how)
 
-    @work(exclusive=True, group="prompt", exit_on_error=False)
+    @work(exclusive=True, group=PROMPTS, exit_on_error=False)
     async def _ask_note(self, facts: RootFacts, how: str) -> None:
         record = self.session.label(facts.position, facts.quant)
         shown = safe(record.note) if record is not None else ""  # it may come from a file

@@ -142,6 +142,11 @@ def safe(text: str) -> str:
     return show(text).text
 
 
+def harmless(text: str) -> str:
+    """Text that may hold glyphs of `show` already: only what a terminal obeys or hides is spelt."""
+    return "".join(c if c.isprintable() else _glyph(c).text for c in text)
+
+
 _LONE = re.compile("[\udc80-\udcff]")
 
 
