@@ -18,7 +18,7 @@ from kldtui.index import Index, State
 from kldtui.index.scanfile import ScanFile
 from tests.builders import make_logits, make_stream, write_kld
 from tests.builders_foreign import Model, sglang, write_lines
-from tests.builders_index import mixed_pair, open_files, plain_pair, same
+from tests.builders_index import mixed_pair, open_files, plain_pair, same, scan_all
 from tests.builders_recorder import own_pair
 
 
@@ -92,6 +92,23 @@ def test_a_cluster_counts_the_positions_of_the_chunks_that_were_asked_for(
     seen = list(scan_on_cluster(scheduler, index, opened, (0, 4)))
     assert [(each.done, each.total) for each in seen] == [(4 * per, 4 * per)], "some stood already"
     assert list(scan_on_cluster(scheduler, index, opened, (7, 9))) == []
+
+
+def test_a_cluster_completes_what_a_review_left_after_the_first_pass(tmp_path: Path) -> None:
+    from kldtui.index.cluster import _gather, parts, scan_part
+
+    mixed = mixed_pair(tmp_path)
+    opened = opener_of(*(recording.path for recording in mixed))
+    index = scan_all(Index(mixed[0], mixed[1:]), stages=("roots",))
+    todo = parts(index, 3, None)
+    assert todo == [(0, 2), (2, 4), (4, 6)]
+    arriving = ((None, scan_part(opened, part)) for part in todo)
+    assert [each.done for each in _gather(index, arriving, todo, None)][-1] == index.layout.n
+    assert index.complete
+    assert parts(index, 3, None) == []
+    whole = scan_all(Index(mixed[0], mixed[1:]))
+    for a, b in zip([index.ref, *index.pairs], [whole.ref, *whole.pairs], strict=True):
+        assert same(a, b, near=1e-5)
 
 
 def test_a_worker_that_cannot_see_the_files_is_an_error_in_words(

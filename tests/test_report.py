@@ -202,3 +202,10 @@ def test_an_unfinished_scan_counts_what_it_has_and_says_so(tmp_path: Path) -> No
     stats = pair_stats(index, 0)
     assert (stats.positions, stats.roots, stats.complete) == (7, 1, False)
     assert "the scan is not complete" in format_stats(stats)
+
+
+def test_a_scan_whose_second_pass_is_pending_is_not_complete(tmp_path: Path) -> None:
+    index = odd_pair(tmp_path)
+    assert pair_stats(index, 0).complete
+    index.pairs[0]["rest"][3] = 0
+    assert not pair_stats(index, 0).complete

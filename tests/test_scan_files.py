@@ -150,6 +150,52 @@ def test_a_joined_stream_may_begin_with_an_unknown_token(tmp_path: Path) -> None
     assert np.array_equal(joined.array("tokens"), stream.tokens.ravel())
 
 
+@pytest.mark.parametrize("first", ["whole", "half"])
+def test_of_parts_that_overlap_what_was_scanned_to_the_end_is_taken(
+    tmp_path: Path, first: str
+) -> None:
+    """A file of the first pass alone takes no KLD from one that has it, whichever comes first."""
+    ref, quant = plain_pair(tmp_path / "data")
+    files = {}
+    for name, stages, chunks in (
+        ("whole", ("roots", "rest"), (0, 4)),
+        ("half", ("roots",), (2, 6)),
+    ):
+        index = scan_all(Index(ref, [quant]), chunks=chunks, stages=stages, compiled=False)
+        files[name] = tmp_path / f"{name}.scan"
+        write_unfinished(files[name], index, ref, quant, chunks)
+    names = [first, *(files.keys() - {first})]
+    joined, _ = merge_scans([files[name] for name in names], tmp_path / "joined.scan").index()
+    known = ~np.isnan(joined.pairs[0]["kld"]) & (joined.pairs[0]["rest"] == 1)
+    held = joined.layout.chunks(np.flatnonzero(known))
+    assert sorted(set(held.tolist())) == [0, 1, 2, 3]
+    assert known.sum() == 4 * (joined.layout.n // 6)
+    assert (joined.pairs[0]["state"] == State.SCORED).all()
+
+
+def write_unfinished(
+    path: Path, index: Index, ref: Recording, quant: Recording, chunks: tuple[int, int]
+) -> None:
+    """An index file as they once were written of scans that had not come to their end."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Index, "scanned", lambda *_: True)
+        write_scan(path, index, ref, [("quant", quant)], chunks=chunks)
+
+
+def test_an_unfinished_scan_is_not_written_since_nothing_could_complete_the_file(
+    tmp_path: Path,
+) -> None:
+    ref, quant = plain_pair(tmp_path / "data")
+    index = scan_all(Index(ref, [quant]), stages=("roots",), compiled=False)
+    scan_all(index, chunks=(1, 3), compiled=False)
+    path = tmp_path / "x.scan"
+    with pytest.raises(KldtuiError, match=r"x\.scan: is not written: chunks 1-3 of .*ref\.kld"):
+        write_scan(path, index, ref, [("quant", quant)], chunks=(1, 4))
+    assert not path.exists()
+    write_scan(path, index, ref, [("quant", quant)], chunks=(1, 3))
+    assert not np.isnan(ScanFile.open(path).array("1/kld")).any()
+
+
 def test_parts_of_other_recordings_are_not_joined(tmp_path: Path) -> None:
     [one] = parts_of(tmp_path, (0, 3))
     changed = tmp_path / "data" / "q1.kld"
@@ -159,7 +205,8 @@ def test_parts_of_other_recordings_are_not_joined(tmp_path: Path) -> None:
     with pytest.raises(KldtuiError, match=r"x\.scan is not of .*q1\.kld is another file"):
         merge_scans([one, other], tmp_path / "joined.scan")
     named = [("a", recordings[1]), ("b", recordings[2])]
-    write_scan(other, Index(recordings[0], recordings[1:]), recordings[0], named)
+    index = scan_all(Index(recordings[0], recordings[1:]), compiled=False)
+    write_scan(other, index, recordings[0], named)
     with pytest.raises(KldtuiError, match="quants a, b, not q1, q2"):
         merge_scans([one, other], tmp_path / "joined.scan")
     assert not (tmp_path / "joined.scan").exists()

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from kldtui.analysis import Columns, State
+from kldtui.analysis import Columns
 from kldtui.errors import KldtuiError
 from kldtui.index.index import Index, Progress
 from kldtui.recordings import Recording
@@ -85,8 +85,8 @@ def _gather(
     try:
         for _, (first, entries) in arriving:
             for table, new in zip((index.ref, *index.pairs), entries, strict=True):
-                pending = table["state"][first : first + len(new)] == State.PENDING
-                table.put(first, new, where=pending)
+                unfinished = table["rest"][first : first + len(new)] == 0
+                table.put(first, new, where=unfinished)
             done += len(entries[0])
             seconds = time.monotonic() - began
             left = (total - done) * seconds / (done - stood) if done > stood else None
@@ -98,7 +98,7 @@ def _gather(
 
 
 def parts(index: Index, count: int, chunks: tuple[int, int] | None) -> list[tuple[int, int]]:
-    """Chunks with positions that are pending, in about so many ranges."""
+    """Chunks that are not scanned to the end, in about so many ranges."""
     n_chunk = index.layout.n_chunk
     a, b = chunks if chunks is not None else (0, n_chunk)
     a, b = max(0, a), min(b, n_chunk)
@@ -107,11 +107,6 @@ def parts(index: Index, count: int, chunks: tuple[int, int] | None) -> list[tupl
     edges = np.unique(np.linspace(a, b, min(count, b - a) + 1).astype(int)).tolist()
     out = []
     for part in itertools.pairwise(edges):
-        where = slice(*index.bounds(part))
-        stands = index.ref["state"][where].all()
-        stands &= all(
-            pair["state"][where].all() and pair["rest"][where].all() for pair in index.pairs
-        )
-        if not stands:
+        if not index.scanned(part):
             out.append(part)
     return out

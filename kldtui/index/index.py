@@ -36,6 +36,7 @@ from kldtui.recordings.base import Recording, as_even
 
 Stage = Literal["roots", "rest", "waiting"]
 STAGES: tuple[Stage, ...] = ("roots", "rest")
+_PENDING = {"roots": unread, "rest": half_read}
 
 _BLOCK_BYTES = 4 << 20
 """Bytes of one recording in a span."""
@@ -128,7 +129,11 @@ class Index:
     @property
     def complete(self) -> bool:
         """Whether both passes are done everywhere."""
-        spans = (self._spans(stage, self._all, 0, self.layout.n) for stage in STAGES)
+        return self.scanned(None)
+
+    def scanned(self, chunks: tuple[int, int] | None) -> bool:
+        """Whether both passes are done in chunks `a` up to, not including, `b`; in all."""
+        spans = (self._spans(stage, self._all, *self.bounds(chunks)) for stage in STAGES)
         return all(each.next() is None for each in spans)
 
     def release(self) -> None:
@@ -388,10 +393,8 @@ class Index:
         return max(1, _BLOCK_BYTES // (2 * max(1, self._recording.shape.n_vocab)))
 
     def _spans(self, stage: Stage, numbers: Sequence[int], first: int, last: int) -> Spans:
-        pending = unread if stage == "roots" else half_read
-
         def of(a: int, b: int) -> NDArray[np.bool_]:
-            return pending(self, numbers, a, b)
+            return _PENDING[stage](self, numbers, a, b)
 
         return Spans(of, first, last, self._longest(), self._edge)
 
@@ -399,8 +402,7 @@ class Index:
         """How many positions of a pass are pending; 0 for no numbers."""
         if not numbers:
             return 0
-        pending = unread if stage == "roots" else half_read
-        return int(np.count_nonzero(pending(self, numbers, first, last)))
+        return int(np.count_nonzero(_PENDING[stage](self, numbers, first, last)))
 
     # -- recordings that grow ------------------------------------------------------------------
 

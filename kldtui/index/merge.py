@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from kldtui.analysis import PAIR_DTYPE, REF_DTYPE
 from kldtui.errors import KldtuiError
 from kldtui.index.scanfile import Arrays, ScanFile, in_words, pieces_in_arrays, write_arrays
+from kldtui.index.table import MARKS
 
 
 def merge_scans(paths: Sequence[Path], out: Path) -> ScanFile:
@@ -34,13 +35,19 @@ def merge_scans(paths: Sequence[Path], out: Path) -> ScanFile:
     head = {k: v for k, v in one.head.items() if k != "arrays"}
     head |= {"chunks": [a, b], "positions": [first, last]}
 
-    def joined(number: int, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
-        whole = np.zeros(last - first, dtype[name])
-        for file in files:
-            low, high = file.positions
-            stands = file.array(f"{number}/state") != 0
-            whole[low - first : high - first][stands] = file.array(f"{number}/{name}")[stands]
-        return whole
+    def joined(number: int, dtype: np.dtype[Any]) -> Arrays:
+        """The columns of a table: of each entry that which most stands of, the first of several."""
+        held, better = np.zeros(last - first, np.uint8), []
+        spans = [slice(low - first, high - first) for low, high in (f.positions for f in files)]
+        for file, span in zip(files, spans, strict=True):
+            stands = sum((file.array(f"{number}/{mark}") != 0).astype(np.uint8) for mark in MARKS)
+            better.append(stands > held[span])
+            held[span] = np.maximum(held[span], stands)
+        for name in dtype.names or ():
+            whole = np.zeros(last - first, dtype[name])
+            for file, span, these in zip(files, spans, better, strict=True):
+                whole[span][these] = file.array(f"{number}/{name}")[these]
+            yield f"{number}/{name}", whole
 
     def tokens() -> NDArray[np.int32]:
         parts = [(range(*file.chunks), file.recordings()[0]) for file in files]
@@ -54,9 +61,7 @@ def merge_scans(paths: Sequence[Path], out: Path) -> ScanFile:
             for name in ("starts", "t", "lengths"):
                 yield name, one.array(name)
         for number in range(len(one.head["recordings"])):
-            dtype = PAIR_DTYPE if number else REF_DTYPE
-            for name in dtype.names or ():
-                yield f"{number}/{name}", joined(number, name, dtype)
+            yield from joined(number, PAIR_DTYPE if number else REF_DTYPE)
 
     write_arrays(out, head, arrays)
     return ScanFile.open(out)

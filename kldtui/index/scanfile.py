@@ -116,7 +116,8 @@ def write_scan(
     label_identities: Sequence[Mapping[str, Any]] = (),
     piece: Callable[[int], bytes | None] = lambda token: None,
 ) -> None:
-    """Write what an index holds of some chunks (default: all). Raises KldtuiError.
+    """Write what an index holds of some chunks (default: all), once they are scanned to the end:
+    nothing can complete the file. Raises KldtuiError.
 
     quants: by name, in the index's order; with `floor` the last is the null recording.
     label_identities: of the reference and the quants, as labels know them. piece: the bytes of a
@@ -127,7 +128,12 @@ def write_scan(
     a, b = max(0, a), min(b, layout.n_chunk)
     if a >= b:
         raise RecordingError(f"{ref.path}: has no chunks {a}-{b - 1}; it has {layout.n_chunk}")
-    first, last = int(layout.chunk_slice(a).start), int(layout.chunk_slice(b - 1).stop)
+    if not index.scanned((a, b)):
+        raise KldtuiError(
+            f"{path}: is not written: {in_words(a, b)} of {ref.path} are not scanned to the end; "
+            "scan them again"
+        )
+    first, last = index.bounds((a, b))
     about = [describe(name, each) for name, each in (("ref", ref), *quants)]
     for each, recording in zip(about, (ref, *(quant for _, quant in quants)), strict=True):
         each["identity"] = identity_of(recording)

@@ -220,7 +220,7 @@ def pair_stats(
         positions_ref=index.layout.n,
         chunks=len(by_chunk),
         chunks_ref=index.layout.n_chunk,
-        complete=not found["pending"],
+        complete=not found["unfinished"],
         invalid=found["invalid"],
         missing=found["missing"],
         roots=costs.size,
@@ -281,7 +281,7 @@ class _Counts:
         floored_quant = known & piece.has(piece.pair, Bound.QUANT_STREAM)
         for name, here in (
             ("scored", scored),
-            ("pending", state == State.PENDING),
+            ("unfinished", (state == State.PENDING) | (piece.pair["rest"][piece.where] == 0)),
             ("invalid", state == State.INVALID),
             ("missing", state == State.MISSING),
             ("known", known),
