@@ -133,9 +133,10 @@ class Session(Figures):
             self.labels.set(facts.position, name, None)
             return
         hint = self.hint(facts.position, facts.quant)
+        told = None
         if hint is not None:
             told = {"class": "malformed_tool_call", "text": hint.words, "source": hint.kind}
-            self.labels.set_hint(facts.position, name, told)
+        self.labels.set_hint(facts.position, name, told)
         judged = [_as_it_stood(b) for b in self.recall(facts.position, facts.quant).values()]
         for branch in judged:
             self.shelf.put(branch)
