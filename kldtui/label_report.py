@@ -82,11 +82,11 @@ def _row(record: LabelRecord) -> str:
     ref = _code(str(evidence.get("ref_text", "")))
     quant = _code(str(evidence.get("quant_text", "")))
     figures = [
-        f"{value:.3f}" if isinstance(value := evidence.get(name), float) else "–"
-        for name in ("cost", "kld")
+        f"{'≥ ' if evidence.get(bound) else ''}{value:.3f}"
+        if isinstance(value := evidence.get(name), float)
+        else "–"
+        for name, bound in (("cost", "ref_p_quant_is_bound"), ("kld", "kld_is_lower_bound"))
     ]
-    if evidence.get("kld_is_lower_bound") and figures[1] != "–":
-        figures[1] = f"≥ {figures[1]}"
     name = record.label_class.name if record.label_class is not None else "–"
     cells = [str(record.position), f"{ref} → {quant}", *figures, name, _cell(record.note)]
     return "| " + " | ".join(cells) + " |"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jsonschema
 import numpy as np
@@ -13,10 +15,14 @@ import pytest
 from kldtui.branching import Arm, Branch, Parent
 from kldtui.engines.base import Token
 from kldtui.errors import KldtuiError
+from kldtui.labels import disk
 from kldtui.position import Position
 from kldtui.review.branch_log import BranchLog
 from kldtui.review.shelf import Shelf
 from tests.builders_engines import MemoryRecording, info
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 STREAM = [list(range(5, 25)), list(range(30, 50))]
 REF = MemoryRecording(STREAM, lambda _: np.zeros(100))
@@ -71,6 +77,29 @@ def test_of_two_branches_of_one_key_the_later_counts(tmp_path: Path) -> None:
     written(path, branch(), later)
     assert opened(path).of(HERE, "q4")["R·r"].ids == [9]
     assert len(path.read_bytes().splitlines()) == 2
+
+
+@pytest.mark.parametrize("when", ["write", "fsync"])
+def test_two_programs_that_add_to_one_file_each_find_their_own(tmp_path: Path, when: str) -> None:
+    path = tmp_path / "b.jsonl"
+    one, two = BranchLog(path), BranchLog(path)
+    ours, theirs = branch(), branch("R·q", tokens=[])
+    other = threading.Thread(target=two.add, args=[theirs])
+
+    class Between(disk.Files):
+        def call(self, name: str, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+            """The other program begins before this call, and has time."""
+            if name == when and not other.ident:
+                other.start()
+                other.join(0.2)
+            return do(*args, **kwargs)
+
+    one._files = Between()
+    one.add(ours)
+    other.join()
+    assert one.of(HERE, "q4") == {"R·r": ours}
+    assert two.of(HERE, "q4") == {"R·q": theirs}
+    assert set(opened(path).of(HERE, "q4")) == {"R·r", "R·q"}
 
 
 def test_a_server_with_bos_counts_as_of_the_same_tokens(tmp_path: Path) -> None:

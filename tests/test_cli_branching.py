@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,7 +15,9 @@ from click.testing import CliRunner, Result
 
 from kldtui.branching import Branch
 from kldtui.cli import cli
+from kldtui.recordings import open_recording
 from tests.builders import Stream, write_kld
+from tests.builders_run import run_of
 from tests.builders_served import (
     N_VOCAB,
     QUANT,
@@ -134,6 +137,22 @@ def test_one_server_continues_both_tokens_by_the_name_of_its_own_arms(
     assert [arm["start_id"] for arm in data["arms"]] == [98, 99]
     assert len({arm["served_by"] for arm in data["arms"]}) == 1
     assert list(data["verify"]) == [option[2:].removesuffix("-server")]
+
+
+def test_figures_that_are_bounds_are_printed_as_such(
+    tmp_path: Path, pair: tuple[Path, Path], servers: tuple[FakeLlama, FakeLlama]
+) -> None:
+    top3 = tmp_path / "ref.gguf-run"
+    with contextlib.closing(open_recording(pair[0])) as whole:
+        run_of(whole, top3, top_n=3)
+    args = ("--ref-server", servers[0].url, "--no-verify", "--arm", "R.r", "-n", "1")
+    bound = branch((top3, pair[1]), *args, "--json")
+    data = json.loads(bound.stdout)
+    assert (data["ref_p_quant_is_bound"], data["kld_is_lower_bound"]) == (True, True)
+    head = branch((top3, pair[1]), *args).stdout.splitlines()[0]
+    assert f"KLD ≥{data['kld']:.3f}, " in head
+    assert f"cost ≥{data['cost']:.2f} nat" in head
+    assert "≥" not in branch(pair, *args).stdout
 
 
 def test_an_arm_without_its_engine_is_refused(pair: tuple[Path, Path]) -> None:

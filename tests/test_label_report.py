@@ -12,7 +12,8 @@ from click.testing import CliRunner
 from kldtui.cli import cli
 from kldtui.errors import LabelFileError
 from kldtui.label_report import write_report
-from tests.ui.review import open_review
+from kldtui.position import Position
+from tests.ui.review import open_review, open_top3_review
 
 
 @pytest.fixture
@@ -60,6 +61,27 @@ def test_tokens_and_notes_are_never_markup_in_the_report(labelled: Path) -> None
     text = CliRunner().invoke(cli, ["labels", str(labelled)]).output
     assert "| ````'```'```` → ``' `a\\|b\\x1b'`` |" in text
     assert r"\*no\* \<b\>bold\</b\> q5_0 \_x\_ \`c\`" in text
+
+
+def test_a_cost_that_is_a_bound_is_stored_and_reported_as_one(tmp_path: Path) -> None:
+    session = open_top3_review(tmp_path)
+    facts = session.facts_of(Position(0, 10), 0)
+    session.set_label(facts, "1", "order")
+    assert session.labels is not None
+    report = write_report(session.labels).read_text(encoding="utf-8")
+    record = session.label(facts.position, 0)
+    session.close()
+    assert record is not None
+    assert record.evidence["ref_p_quant_is_bound"] is True
+    assert record.evidence["quant_p_ref_is_bound"] is False
+    assert f"| ≥ {facts.cost:.3f} | ≥ {facts.kld:.3f} |" in report
+    data = json.loads((tmp_path / "labels.json").read_text())
+    for name in ("ref_p_quant_is_bound", "quant_p_ref_is_bound"):
+        del data["labels"][0]["evidence"][name]
+    old = tmp_path / "old.labels.json"
+    old.write_text(json.dumps(data | {"checksum": None}))
+    printed = CliRunner().invoke(cli, ["labels", str(old)])
+    assert f"| {facts.cost:.3f} | ≥ {facts.kld:.3f} |" in printed.output
 
 
 def test_what_is_no_label_file_is_one_line_and_exit_2(tmp_path: Path) -> None:

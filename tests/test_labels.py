@@ -258,6 +258,38 @@ def test_a_label_of_another_reviewer_is_kept_when_it_is_replaced(path: Path) -> 
     assert (record.class_id, record.reviewer) == ("unsure", "ann")
 
 
+def test_a_note_on_anothers_label_leaves_it_as_it_was_given(path: Path) -> None:
+    open_store(path).set(HERE, "q5_0", "recovers", evidence(), reached="by KLD")
+    bob = open_store(path, reviewer="bob")
+    bob.note(HERE, "q5_0", "hm", evidence(near_tie_threshold=0.5), reached="by cost")
+    record = open_store(path).get(HERE, "q5_0")
+    assert record is not None
+    assert (record.class_id, record.reviewer, record.note) == ("recovers", "ann", "hm")
+    assert (record.reached, record.evidence) == ("by KLD", evidence())
+    assert bob.superseded() == []
+    bob.set(HERE, "q5_0", None)
+    record = open_store(path).get(HERE, "q5_0")
+    assert record is not None
+    assert (record.class_id, record.reviewer, record.note) == (None, "bob", "hm")
+    assert [old.reviewer for old in bob.superseded()] == ["ann"]
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_a_note_of_another_reviewer_is_kept_when_it_is_replaced(path: Path, labelled: bool) -> None:
+    ann = open_store(path)
+    ann.note(HERE, "q5_0", "look at the date")
+    if labelled:
+        ann.set(HERE, "q5_0", "recovers", evidence())
+    bob = open_store(path, reviewer="bob")
+    bob.note(HERE, "q5_0", "")
+    [old] = open_store(path).superseded()
+    assert (old.note, old.reviewer) == ("look at the date", "ann")
+    bob.undo()
+    record = open_store(path).get(HERE, "q5_0")
+    assert record is not None
+    assert (record.note, bob.superseded()) == ("look at the date", [])
+
+
 def test_undo_and_redo_name_what_they_did_and_where(path: Path) -> None:
     store = open_store(path)
     assert store.undo() is None

@@ -137,6 +137,21 @@ def test_a_label_is_saved_even_if_its_branches_cannot_be(path: Path) -> None:
     assert len(open_store(path).branches_of(HERE, "q5_0")) == 2
 
 
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_branch_file_that_was_deleted_meanwhile_is_written_again(path: Path, reads: bool) -> None:
+    store = open_store(path)
+    relabel(store)
+    if reads:
+        assert store.branches_of(HERE, "q5_0") == [branch(7), branch(8)]
+    branch_path(path).unlink()
+    relabel(store)
+    assert store.branches_of(HERE, "q5_0") == [branch(7), branch(8)]
+    assert open_store(path).branches_of(HERE, "q5_0") == [branch(7), branch(8)]
+    size = branch_path(path).stat().st_size
+    relabel(store)
+    assert branch_path(path).stat().st_size == size, "written once is enough"
+
+
 def test_a_file_size_limit_of_the_system_is_such_a_disk(path: Path) -> None:
     store = open_store(path)
     store.set(HERE, "q5_0", "recovers", evidence())

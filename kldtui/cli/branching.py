@@ -33,7 +33,7 @@ from kldtui.engines import Token
 from kldtui.errors import EngineError, KldtuiError
 from kldtui.facts import RootFacts
 from kldtui.hints import hint
-from kldtui.index import Kind, State
+from kldtui.index import Bound, Kind, State
 from kldtui.position import Position
 from kldtui.recordings import name_files
 from kldtui.review.session import Session
@@ -265,10 +265,12 @@ class _Job:
         near = ", a near tie" if facts.is_root and facts.near_tie else ""
         ids = (facts.ref_id, facts.quant_id)
         ref, quant = (json.dumps(text([id]), ensure_ascii=False) for id in ids)
+        at_least = "≥" if facts.bounds & Bound.KLD else ""
+        bound = "≥" if facts.bounds & Bound.REF_P_QUANT else ""
         click.echo(
             safe(
-                f"{facts.position}  {ref} → {quant}  KLD {facts.kld:.3f}, margin "
-                f"{facts.margin:.2f}, cost {facts.cost:.2f} nat{near}"
+                f"{facts.position}  {ref} → {quant}  KLD {at_least}{facts.kld:.3f}, margin "
+                f"{facts.margin:.2f}, cost {bound}{facts.cost:.2f} nat{near}"
             )
         )
         for slot in self._session.slots.values():

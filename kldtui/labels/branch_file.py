@@ -61,10 +61,12 @@ class BranchFile:
         self._places: dict[str, tuple[int, int]] = {}
         self._digests: dict[str, bytes] = {}
         self._scanned = 0
+        self._known = 0
         self._waiting: dict[str, bytes] = {}
 
     def add(self, branches: Sequence[Mapping[str, Any]]) -> None:
         """Keep branches for the next `flush`, those apart that are on disk as they are."""
+        self._forget_what_is_gone()
         for branch in branches:
             line = line_of(branch)
             if self._digests.get(branch["id"]) != hashlib.sha256(line).digest():
@@ -78,7 +80,10 @@ class BranchFile:
         """Append what waits (to another file, if given). Raises OSError; then it still waits."""
         if not self._waiting:
             return
-        disk.append(self._files, path or self.path, list(self._waiting.values()))
+        lines = list(self._waiting.values())
+        begin = disk.append(self._files, path or self.path, lines)
+        if path is None:
+            self._known = begin + sum(len(line) + 1 for line in lines)
         for name, line in self._waiting.items():
             self._digests[name] = hashlib.sha256(line).digest()
         self._waiting = {}
@@ -118,11 +123,20 @@ class BranchFile:
         if text not in self.warnings:
             self.warnings.append(text)
 
+    def _forget_what_is_gone(self) -> None:
+        """A file that was deleted, or is shorter than we knew it, has none of what it had."""
+        try:
+            size = self.path.stat().st_size
+        except OSError:
+            size = 0
+        if size < max(self._known, self._scanned):
+            self._known = self._scanned = 0
+            self._places, self._digests = {}, {}
+
     def _scan(self) -> None:
         """Find lines written since the last scan; whole lines only."""
+        self._forget_what_is_gone()
         with disk.regular(self._files, self.path) as fd:
-            if self._files.fstat(fd).st_size < self._scanned:
-                self._scanned, self._places = 0, {}
             rest = b""
             while block := self._files.pread(fd, _BLOCK, self._scanned + len(rest)):
                 *lines, rest = (rest + block).split(b"\n")

@@ -272,20 +272,21 @@ def sweep(path: Path) -> None:
                 left.unlink()
 
 
-def append(files: Files, path: Path, lines: list[bytes]) -> None:
+def append(files: Files, path: Path, lines: list[bytes]) -> int:
     """Add whole lines to a file of lines and sync it; a cut last line stays a line of its own.
 
-    Raises OSError; then the file is as it was, or ends in a cut line.
+    Hold the folder's lock meanwhile. Gives where the first line begins, in bytes. Raises OSError;
+    then the file is as it was, or ends in a cut line.
     """
     new = not path.exists()
     with opened(files, path, os.O_RDWR | os.O_CREAT | os.O_APPEND) as fd:
         status = files.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file")
-        size = status.st_size
+        size = begin = status.st_size
         data = b"".join(line + b"\n" for line in lines)
         if size and files.pread(fd, 1, size - 1) != b"\n":
-            data = b"\n" + data
+            data, begin = b"\n" + data, size + 1
         try:
             files.write_all(fd, data)
             files.fsync(fd)
@@ -295,3 +296,4 @@ def append(files: Files, path: Path, lines: list[bytes]) -> None:
             raise
     if new:
         sync_folder(files, path.parent)
+    return begin

@@ -43,7 +43,9 @@ class LabelRecord:
     evidence: what the label stands on, as docs/labels.md lists it; log-probabilities in nats.
     branches: summaries of the judged branches; the whole ones are in the branch file by `id`.
     reached: how the person came to the root.
-    time: UTC, ISO 8601. extra: fields of the file that this version does not know.
+    reviewer: who gave the class; without one, who wrote the note.
+    time: of the last change, UTC, ISO 8601.
+    extra: fields of the file that this version does not know.
     """
 
     position: Position

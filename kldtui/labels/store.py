@@ -250,7 +250,10 @@ class LabelStore:
         *,
         reached: str | None = None,
     ) -> None:
-        """Write a note on a root, labelled or not; an empty one removes it."""
+        """Write a note on a root, labelled or not; an empty one removes it.
+
+        A label stays as its reviewer gave it, with what it stands on, whoever writes the note.
+        """
         with self._mutex:
             old = self.get(position, quant)
             if text != (old.note if old is not None else ""):
@@ -274,17 +277,20 @@ class LabelStore:
     ) -> None:
         old = self.get(position, quant)
         data = (old if old is not None else LabelRecord(position, quant, None)).to_json()
-        given = dict(evidence or {})
-        how = given.pop("reached", None)
-        if given:
-            data["evidence"] = given
-        if reached is not None or how is not None:
-            data["reached"] = str(reached if reached is not None else how)
+        if kind != "note" or data["class"] is None:
+            given = dict(evidence or {})
+            how = given.pop("reached", None)
+            if given:
+                data["evidence"] = given
+            if reached is not None or how is not None:
+                data["reached"] = str(reached if reached is not None else how)
+            data["reviewer"] = self.reviewer
         data.update(fields)
-        data.update(reviewer=self.reviewer, time=self._now(), kldtui=__version__)
+        data.update(time=self._now(), kldtui=__version__)
         line = dump(data) if data["class"] is not None or data["note"] else None
         kept = None
-        if old is not None and old.class_id is not None and old.reviewer != self.reviewer:
+        replaces = old is not None and (old.note if kind == "note" else old.class_id)
+        if old is not None and replaces and old.reviewer != self.reviewer:
             before = self._file.labels.rows[Key.of(position, quant)]
             kept = self._file.supersede(before, self.reviewer, "replaced")
         self._do(kind, Key.of(position, quant), line, kept)

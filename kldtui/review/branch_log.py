@@ -111,8 +111,8 @@ class BranchLog:
         """Append a branch; it is on disk when this returns. Raises KldtuiError."""
         line = line_of(scrubbed(branch.to_json()))
         try:
-            disk.append(self._files, self.path, [line])
-            at = self.path.stat().st_size - len(line) - 1
+            with disk.locked(self._files, self.path.parent):
+                at = disk.append(self._files, self.path, [line])
         except OSError as error:
             raise KldtuiError(
                 f"{self.path}: cannot be written: {error.strerror}; what is in it stays, and the "

@@ -133,9 +133,10 @@ class Session(Figures):
             self.labels.set(facts.position, name, None)
             return
         hint = self.hint(facts.position, facts.quant)
+        told = None
         if hint is not None:
             told = {"class": "malformed_tool_call", "text": hint.words, "source": hint.kind}
-            self.labels.set_hint(facts.position, name, told)
+        self.labels.set_hint(facts.position, name, told)
         judged = [_as_it_stood(b) for b in self.recall(facts.position, facts.quant).values()]
         for branch in judged:
             self.shelf.put(branch)
@@ -199,7 +200,9 @@ class Session(Figures):
             "cost": number(facts.cost),
             "ref_p_ref": number(facts.ref_p_ref),
             "ref_p_quant": number(facts.ref_p_quant),
+            "ref_p_quant_is_bound": bool(facts.bounds & Bound.REF_P_QUANT),
             "quant_p_ref": number(facts.quant_p_ref),
+            "quant_p_ref_is_bound": bool(facts.bounds & Bound.QUANT_P_REF),
             "quant_p_quant": number(facts.quant_p_quant),
             "near_tie": facts.near_tie,
             "near_tie_threshold": self.thresholds.near_tie,

@@ -291,7 +291,7 @@ def copied(session: Session, position: Position, quant: int, focused: Widget | N
         return f"{position} {session.vocab.text([token])!r}"
     facts = session.facts(i, quant)
     ref, other = session.vocab.text([facts.ref_id]), session.vocab.text([facts.quant_id])
-    return f"{position} {ref!r} → {other!r} cost {nats(facts.cost)} KLD {nats(facts.kld)}"
+    return " ".join([f"{position} {ref!r} → {other!r}", *_figure_words(facts)])
 
 
 def help_facts(session: Session, top_n: int) -> list[str]:

@@ -7,6 +7,7 @@ Must not know: how panes draw.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from textual.pilot import Pilot
 from kldtui.config import Config
 from kldtui.engines.base import Capabilities, EngineInfo, Finish, Token, Top
 from kldtui.errors import EngineError
+from kldtui.recordings import open_recording
 from kldtui.review.session import Session
 from kldtui.review.slots import EngineSlot
 from kldtui.ui.app import KldtuiApp
@@ -26,6 +28,7 @@ from kldtui.ui.bars import KeyBar
 from kldtui.ui.review import ReviewScreen
 from kldtui.vocab import from_pieces
 from tests.builders import Stream, write_kld
+from tests.builders_run import run_of
 
 WORDS = (
     b" alpha",
@@ -107,6 +110,20 @@ def open_review(
     )
     session.vocab = from_pieces(dict(enumerate(WORDS)), "test")
     session.keep_labels(folder / "labels.json", "tester")
+    return session
+
+
+def open_top3_review(folder: Path) -> Session:
+    """The same, scanned, with a reference of which only the best three tokens are known: what the
+    quant picks lies outside them at every root."""
+    ref, _, _ = write_pair(folder)
+    with contextlib.closing(open_recording(ref)) as whole:
+        run_of(whole, folder / "top3.run", top_n=3)
+    (folder / "top3.run").replace(ref)
+    session = open_review(folder)
+    for _ in session.index.scan():
+        pass
+    session.count_anew()
     return session
 
 

@@ -12,10 +12,18 @@ import pytest
 from kldtui.position import Position
 from kldtui.review import figures
 from kldtui.review.session import Session
-from kldtui.ui.words import help_facts
+from kldtui.ui import words
 from tests.builders import Stream, cut, write_kld
 from tests.builders_run import CHUNK, HEADER, raw_run
-from tests.ui.review import N_VOCAB, logits_for, open_review, running, stream, write_pair
+from tests.ui.review import (
+    N_VOCAB,
+    logits_for,
+    open_review,
+    open_top3_review,
+    running,
+    stream,
+    write_pair,
+)
 
 
 @pytest.mark.parametrize("odd", [N_VOCAB, N_VOCAB + 70_000, -3])
@@ -77,6 +85,15 @@ def test_the_help_says_once_what_is_wrong_with_each_file(tmp_path: Path) -> None
     ref, *_ = write_pair(tmp_path)
     cut(ref, ref.stat().st_size - 100)
     session = open_review(tmp_path, ("q4", "q8"))
-    lines = help_facts(session, 10)
+    lines = words.help_facts(session, 10)
     assert len([line for line in lines if line.startswith("ref.kld:")]) == 1
     assert len(lines) == len(set(lines))
+
+
+def test_what_is_copied_of_a_root_says_which_figures_are_bounds(tmp_path: Path) -> None:
+    session = open_top3_review(tmp_path)
+    facts = session.facts_of(Position(0, 10), 0)
+    text = words.copied(session, facts.position, 0, None)
+    session.close()
+    assert f"cost ≥{facts.cost:.2f} " in text
+    assert f" KLD ≥{facts.kld:.2f}" in text
