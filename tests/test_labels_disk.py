@@ -185,6 +185,19 @@ def test_a_session_that_cannot_save_to_the_end_rescues_its_labels(path: Path) ->
     store.close()
 
 
+def test_branches_alone_that_cannot_be_written_to_the_end_are_rescued_too(path: Path) -> None:
+    store = open_store(path)
+    store.set(HERE, "q5_0", "recovers", evidence())
+    branch_path(path).mkdir()
+    with pytest.raises(LabelFileError):
+        store.set(THERE, "q5_0", "unsure", evidence(), [branch(1)])
+    assert len(said(path)) == 2, "the label itself found room"
+    with pytest.raises(LabelFileError, match=r"are in .*rescued-\d+\.labels\.json instead"):
+        store.close()
+    [rescued] = path.parent.glob("*.rescued-*.labels.json")
+    assert open_store(rescued).branches_of(THERE, "q5_0") == [branch(1)]
+
+
 # ── what the file system has around the file ─────────────────────────────────────────────────────
 
 

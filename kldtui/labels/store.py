@@ -413,7 +413,7 @@ class LabelStore:
                 self._file.save()
 
     def close(self) -> None:
-        """Save what is left. If that fails, labels go to a new file and the error names it.
+        """Save what is left. If that fails, it goes to new files, which the error names.
 
         Raises LabelFileError, also where the labels were rescued.
         """
@@ -421,7 +421,8 @@ class LabelStore:
             try:
                 self.save()
             except LabelFileError:
-                rescued = self._rescue() if self._file.labels.changed else None
+                lost = self._file.labels.changed or self._file.branches.waiting
+                rescued = self._rescue() if lost else None
                 if rescued is None:
                     raise
                 raise LabelFileError(

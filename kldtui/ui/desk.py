@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from textual.screen import Screen
@@ -143,7 +143,8 @@ class Desk(Servers):
 
     def branch(self, place: Place, arms: Sequence[Arm], *, anew: bool = False) -> None:
         """Make these arms' branches at a place, but those that are there; those that a person
-        stopped go on, those that broke off begin anew, as all do with `anew`.
+        stopped go on, those that broke off begin anew, unless others begin inside them; with `anew`
+        all begin anew.
 
         What runs at the same root goes on, and these follow; what runs at another one is stopped.
         """
@@ -191,7 +192,7 @@ class Desk(Servers):
             slot = session.slot_for(arm.engine, place.quant)
             if slot is None or (old is not None and (old.made or _is_long(old, self.length))):
                 continue
-            if old is not None and old.stop == "cancelled" and old.ids:
+            if old is not None and old.ids and _is_held(old, held):
                 wanted.append((slot, arm, old))
             elif anew or session.borrow(place, arm) is None:
                 wanted.append((slot, arm, None))
@@ -217,7 +218,8 @@ class Desk(Servers):
             if slot.role not in usable:
                 continue
             if old is not None:
-                jobs.append((slot, Wanted(old, self.length - len(old.ids))))
+                if self._goes_on(slot, old):
+                    jobs.append((slot, Wanted(old, self.length - len(old.ids))))
                 continue
             try:
                 branch = session.new_branch(place, arm, slot)
@@ -247,11 +249,26 @@ class Desk(Servers):
                     whys[f"{arm.code} is recorded no further"] = None
             elif slot is None:
                 whys[f"{arm.code} has no server (c connects one)"] = None
-            elif await self._fit(slot, place):
+            elif await self._fit(slot, place) and self._goes_on(slot, branch):
                 jobs.append((slot, Wanted(branch, self.length)))
         if not jobs and not grown:
             self._say(f"nothing to continue: {', '.join(whys) or 'b makes branches first'}")
         await self._run(place, jobs)
+
+    def _goes_on(self, slot: EngineSlot, branch: Branch) -> bool:
+        """Whether a server may continue a branch, which has one model's text, and says so: where
+        it was verified, any server that is; else one with a model of that name."""
+        if branch.verify is not None and branch.verify.get("verdict") == "ok":
+            good = slot.verified is not None and slot.verified.passed
+        else:
+            good = slot.info is not None and branch.engine.get("model") == slot.info.model
+        if not good:
+            self._say(
+                f"{branch.arm.code} was made by another model than the {slot.role} server has: B "
+                "begins it anew",
+                "warning",
+            )
+        return good
 
     async def _run(self, place: Place, jobs: Sequence[Job]) -> None:
         """Both engines at once; the arms of one server after each other."""
@@ -325,15 +342,23 @@ class Desk(Servers):
                     turn = time.monotonic()
 
 
+def _is_held(branch: Branch, beside: Mapping[str, Branch]) -> bool:
+    """Whether what there is of a branch must stay: a person stopped it, or others begin inside."""
+    inside = (
+        each.parent is not None and each.parent.branch == branch.id for each in beside.values()
+    )
+    return branch.stop == "cancelled" or any(inside)
+
+
 def _is_long(branch: Branch, length: int) -> bool:
-    """Whether it was stopped while it grew beyond what was asked for at first."""
-    return branch.stop == "cancelled" and len(branch.ids) >= length
+    """Whether it ended, in whatever way, beyond what was asked for at first."""
+    return len(branch.ids) >= length
 
 
 def _offer(branch: Branch, error: EngineError) -> str:
     """What may be tried after an error."""
     if not isinstance(error, InexactPrefix):
-        return " (b tries again)"
+        return " (+ goes on)" if branch.ids else " (b tries again)"
     chunk, t = branch.position.chunk, error.nearest
     if t is None or not 0 < t <= branch.position.t:
         return ""

@@ -461,3 +461,53 @@ async def test_b_leaves_a_branch_that_was_stopped_beyond_its_length(tmp_path: Pa
         await idle(driver)
         assert len(ref.asked) == asked
         assert len(of(session, "R·r").ids) == 2
+
+
+async def test_b_goes_on_with_a_branch_that_broke_off_and_keeps_what_begins_inside_it(
+    tmp_path: Path,
+) -> None:
+    session = open_review(tmp_path)
+    broken = [True]
+
+    def ref(prefix: Sequence[int]) -> Iterator[int | EngineError]:
+        done = len(prefix) - HERE.t - 1
+        for k in range(done, 6):
+            if k == 3 and broken[0]:
+                yield EngineBroke("http://x: it broke off")
+            yield k
+
+    add_engines(session, ref, lambda p: [4])
+    async with running(session, config=Config(branch_tokens=4)) as driver:
+        await driver.press("b")
+        await idle(driver)
+        assert (of(session, "R·r").stop, of(session, "R·r").ids) == ("error", [0, 1, 2])
+        broken[0] = False
+        driver.review.query_one("#left").focus()
+        await driver.press("right", "right", "b")
+        await idle(driver)
+        inside = {key for key, b in session.recall(HERE, 0).items() if b.parent is not None}
+        assert inside
+        await driver.press("escape", "escape", "escape", "b")
+        await idle(driver)
+        assert of(session, "R·r").ids == [0, 1, 2, 3]
+        assert of(session, "R·r").continued_at == [3]
+        assert inside <= set(session.recall(HERE, 0))
+
+
+async def test_a_verified_branch_is_not_continued_by_another_model(tmp_path: Path) -> None:
+    session = open_review(tmp_path)
+    add_engines(session, lambda p: range(8), lambda p: [4])
+    async with running(session, (120, 40), Config(branch_tokens=2)) as driver:
+        await driver.press("b")
+        await idle(driver)
+        before = of(session, "R·r").to_json()
+        slot = session.slots["ref"]
+        slot.verified = VerifyResult("other_model", 3.0, 3.0, 20, "it is another model")
+        await driver.press("+")
+        await idle(driver)
+        assert of(session, "R·r").to_json() == before
+        await driver.until(lambda: "R·r was made by another model" in driver.notices)
+        slot.verified = VerifyResult("ok", 0.0, 1.0, 20, "it is the one")
+        await driver.press("+")
+        await idle(driver)
+        assert len(of(session, "R·r").ids) == 4
