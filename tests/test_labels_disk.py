@@ -185,6 +185,14 @@ def test_a_session_that_cannot_save_to_the_end_rescues_its_labels(path: Path) ->
     store.close()
 
 
+def test_a_skip_alone_that_cannot_be_saved_makes_no_rescue_file(path: Path) -> None:
+    store = open_store(path, files=FailingFiles(1, errno.ENOSPC, only=["rename"]))
+    store.skip(HERE, "q5_0")
+    with pytest.raises(LabelFileError, match="not saved"):
+        store.close()
+    assert left_overs(path) == []
+
+
 # ── what the file system has around the file ─────────────────────────────────────────────────────
 
 
