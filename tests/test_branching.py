@@ -92,6 +92,16 @@ def test_the_rule_that_a_run_states_goes_before_the_servers() -> None:
     assert bos_warning(made, True, 9) is None
 
 
+def test_a_run_that_states_no_bos_is_sent_none_whatever_the_server_adds() -> None:
+    made = recording()
+    made.format = "kldtui-run"
+    made.add_bos = False  # type: ignore[attr-defined]
+    assert prefix_of(made, Position(1, 12), True, BOS)[0] == 30
+    warning = bos_warning(made, True, BOS)
+    assert warning is not None
+    assert "was made without BOS, but the server's model adds it" in warning
+
+
 @pytest.mark.parametrize("position", [Position(3, 9), Position(0, 0), Position(0, 20)])
 def test_a_position_outside_is_refused_by_name(position: Position) -> None:
     with pytest.raises(KldtuiError, match=str(position)):
@@ -160,6 +170,23 @@ async def test_a_closed_tool_call_ends_it() -> None:
     await run(ScriptedEngine([b"\n", b"more", b"}"]), branch)
     assert branch.stop == "eog"
     assert branch.text.endswith("more}")
+
+
+async def test_a_branch_cut_inside_a_call_and_made_longer_ends_where_the_call_closes() -> None:
+    branch = new()
+    call = [b'{"name": "f", ', b'"arguments": {}', b"}", b" and"]
+    await run(ScriptedEngine(call), branch, 1)
+    assert branch.stop == "limit"
+    await run(ScriptedEngine(call[1:]), branch)
+    assert (branch.stop, branch.data) == ("tool_call", b"".join(call[:3]))
+
+
+async def test_the_seconds_of_a_branch_that_is_made_longer_add_up() -> None:
+    branch = new()
+    await run(ScriptedEngine([4, 5, 6]), branch, 1)
+    branch.seconds = 60.0
+    await run(ScriptedEngine([5, 6]), branch)
+    assert 60.0 <= branch.seconds < 120.0
 
 
 async def test_a_tool_call_that_opened_in_the_prefix_ends_it() -> None:

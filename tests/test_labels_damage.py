@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import tempfile
@@ -15,6 +16,7 @@ from kldtui.errors import LabelFileError
 from kldtui.labels import ReviewIdentity, branch_path
 from kldtui.position import Position
 from tests.builders_labels import (
+    FakeRecording,
     branch,
     evidence,
     open_store,
@@ -153,6 +155,18 @@ def test_labels_of_other_recordings_are_not_mixed_with_these(path: Path) -> None
     assert path.read_bytes() == before
 
 
+def test_a_recording_whose_first_chunk_grew_is_the_same_recording(path: Path) -> None:
+    def quant(rows: int) -> FakeRecording:
+        whole = recording(model=1, n_chunk=1)
+        return dataclasses.replace(whole, best=dict(list(whole.best.items())[:rows]))
+
+    def identity(rows: int) -> ReviewIdentity:
+        return ReviewIdentity.of(recording(), {"q5_0": quant(rows)})
+
+    open_store(path, identity=identity(1)).set(HERE, "q5_0", "recovers", evidence())
+    assert open_store(path, identity=identity(3)).class_of(HERE, "q5_0") == "recovers"
+
+
 def test_a_recording_that_grew_is_the_same_recording(path: Path) -> None:
     short = ReviewIdentity.of(recording(n_chunk=2), {"q5_0": recording(n_chunk=2, model=1)})
     long = ReviewIdentity.of(recording(n_chunk=5), {"q5_0": recording(n_chunk=5, model=1)})
@@ -167,6 +181,7 @@ def test_quants_may_join_and_leave_a_review_without_losing_labels(path: Path) ->
     open_store(path, identity=review("a", "b")).set(HERE, "b", "recovers", evidence())
     alone = open_store(path, identity=review("a"))
     alone.set(HERE, "a", "unsure", evidence())
+    assert set(json.loads(path.read_text())["recordings"]["quants"]) == {"a", "b"}
     again = open_store(path, identity=review("a", "b", "c"))
     again.set(HERE, "c", "both_fail", evidence())
     assert again.counts() == {"recovers": 1, "unsure": 1, "both_fail": 1}

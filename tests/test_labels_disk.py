@@ -198,6 +198,14 @@ def test_branches_alone_that_cannot_be_written_to_the_end_are_rescued_too(path: 
     assert open_store(rescued).branches_of(THERE, "q5_0") == [branch(1)]
 
 
+def test_a_skip_alone_that_cannot_be_saved_makes_no_rescue_file(path: Path) -> None:
+    store = open_store(path, files=FailingFiles(1, errno.ENOSPC, only=["rename"]))
+    store.skip(HERE, "q5_0")
+    with pytest.raises(LabelFileError, match="not saved"):
+        store.close()
+    assert left_overs(path) == []
+
+
 # ── what the file system has around the file ─────────────────────────────────────────────────────
 
 

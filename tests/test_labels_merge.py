@@ -172,6 +172,33 @@ def test_a_label_that_another_program_undid_is_gone_but_kept_aside(path: Path) -
     assert (old.class_id, old.extra["superseded"]["why"]) == ("recovers", "removed")
 
 
+@pytest.mark.parametrize("clears", [True, False])
+def test_of_a_label_that_one_program_clears_and_another_changes_the_change_stays(
+    path: Path, clears: bool
+) -> None:
+    open_store(path).set(HERE, "q5_0", "recovers", evidence())
+    ann, bob = open_store(path, now=Clock(100)), open_store(path, reviewer="bob", now=Clock(200))
+    ann._file._files = FailingFiles(1, errno.ENOSPC, only=["rename"], lasting=False)
+    with pytest.raises(LabelFileError):
+        ann.set(HERE, "q5_0", None if clears else "both_fail")
+    bob.set(HERE, "q5_0", "both_fail" if clears else None)
+    ann.save()
+    assert said(path) == {"c1:t41 q5_0": "both_fail"}
+    assert ann.class_of(HERE, "q5_0") == "both_fail"
+
+
+def test_a_file_that_was_deleted_and_cannot_be_written_to_the_end_is_rescued(path: Path) -> None:
+    store = open_store(path, files=(files := FailingFiles(only=["rename"])))
+    store.set(HERE, "q5_0", "recovers", evidence())
+    path.unlink()
+    store.skip(THERE, "q5_0")
+    files.fail = len(files.calls) + 1
+    with pytest.raises(LabelFileError, match="rescued"):
+        store.close()
+    [rescued] = path.parent.glob("*.rescued-*.labels.json")
+    assert said(rescued) == {"c1:t41 q5_0": "recovers"}
+
+
 def test_a_file_that_was_deleted_meanwhile_is_written_whole_again(path: Path) -> None:
     store = open_store(path)
     store.set(HERE, "q5_0", "recovers", evidence())
@@ -190,6 +217,17 @@ def test_an_older_copy_put_back_meanwhile_takes_no_label_from_the_world(path: Pa
     again = open_store(path)
     kept = {record.position for record in [*again.records(), *again.superseded()]}
     assert kept == {HERE, THERE, Position(3, 3)}
+
+
+def test_an_older_copy_put_back_meanwhile_takes_nothing_that_was_superseded(path: Path) -> None:
+    open_store(path).set(HERE, "q5_0", "recovers", evidence())
+    old = path.read_bytes()
+    bob = open_store(path, reviewer="bob", now=Clock(100))
+    bob.set(HERE, "q5_0", "both_fail", evidence())
+    path.write_bytes(old)
+    bob.set(THERE, "q5_0", "unsure", evidence())
+    kept = [(r.class_id, r.reviewer) for r in open_store(path).superseded()]
+    assert ("recovers", "ann") in kept
 
 
 def test_a_file_edited_by_hand_meanwhile_is_refused_then_merged_once_marked(path: Path) -> None:

@@ -158,6 +158,19 @@ async def test_a_server_is_another_model_from_0_3_nat_on(nats: float, verdict: s
     assert result.verdict == verdict
 
 
+async def test_of_another_model_it_is_said_how_far_it_is_under_its_own_bos_rule() -> None:
+    says = served(REF, 0.0)
+
+    def nearer_with_bos(prefix: Any) -> Top:
+        nats = 0.5 if prefix[0] == 1 else 2.0
+        return tuple((id, logp - nats) for id, logp in says([5, *prefix[1:]]))
+
+    result = await verify(ScriptedEngine(next=nearer_with_bos, info=info()), ref)
+    assert result.verdict == "other_model"
+    assert result.own == pytest.approx(2.0, abs=0.01)
+    assert result.add_bos is False
+
+
 async def test_a_swap_is_not_named_for_what_chance_does() -> None:
     def again(seed: int) -> Any:
         return lambda prefix: (

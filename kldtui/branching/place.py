@@ -42,7 +42,7 @@ class Place:
         """The place with this token picked, and by what name that starts: a token that is there
         for a reason keeps that."""
         for start, id in self.starts.items():
-            if id == token and start != "picked":
+            if id == token:
                 return self, start
         return replace(self, starts={**self.starts, "picked": token}), "picked"
 

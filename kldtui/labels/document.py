@@ -108,9 +108,8 @@ def _check_sum(data: bytes, checksum: Any, out: Document) -> None:
     if checksum is None:
         out.warnings.append("the label file has no checksum: damage to it cannot be noticed")
         return
-    end = data.rfind(_SUM)
-    digest = hashlib.sha256(data[: end + 1]).hexdigest()
-    if end < 0 or checksum != f"sha256:{digest}":
+    digest = hashlib.sha256(data[: data.rfind(_SUM) + 1]).hexdigest()
+    if checksum != f"sha256:{digest}":
         raise ValueError(
             "its content does not fit its checksum: it is damaged, or was edited; if you "
             "edited it, put null for the checksum in its last lines"

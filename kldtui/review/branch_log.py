@@ -195,6 +195,6 @@ def _stranger(entry: Entry, prefix: list[int], ref: Recording, names: Sequence[s
     if not 0 <= where.chunk < ref.shape.n_chunk:
         return f"{ref.path.name} has no chunk {where.chunk}"
     tokens = ref.tokens(where.chunk)[1 : where.t].tolist()
-    if len(prefix) < where.t or prefix[1 : where.t] != tokens:
+    if prefix[1 : where.t] != tokens:
         return f"{ref.path.name} has other tokens before {where}"
     return ""
