@@ -134,6 +134,23 @@ def test_a_scheduler_that_does_not_answer_is_named(tmp_path: Path) -> None:
             list(cluster.scan_on_cluster("tcp://127.0.0.1:9", Index(ref, [quant]), opened))
 
 
+@pytest.mark.parametrize("address", ["", "localhost", "tcp://localhost", "localhost:x"])
+def test_what_is_no_address_of_a_scheduler_is_said_to_be_none(tmp_path: Path, address: str) -> None:
+    pytest.importorskip("distributed", reason="needs dask (kldtui[dask])")
+    plain_pair(tmp_path)
+    args: list[str | Path] = [
+        "scan",
+        tmp_path / "ref.kld",
+        "--quant",
+        tmp_path / "quant.kld",
+        "--dask",
+        address,
+    ]
+    done = run(*args)
+    assert done.exit_code == 2
+    assert "write it as HOST:PORT" in done.output
+
+
 def test_a_part_whose_quant_cannot_be_opened_leaves_no_file_open(tmp_path: Path) -> None:
     from kldtui.index.cluster import scan_part
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -249,3 +250,15 @@ async def test_a_key_that_a_server_says_back_is_not_repeated() -> None:
             await client(fake, api_key="sk-secret").stream("/x", {}).__anext__()
     assert "sk-secret" not in str(told.value)
     assert all(r.headers["authorization"] == "Bearer sk-secret" for r in fake.requests)
+
+
+async def test_a_password_that_a_server_says_back_is_not_repeated_in_any_spelling() -> None:
+    sent = base64.b64encode(b"bob:hush-hush").decode()
+    words = {"error": {"message": f"bad key Basic {sent} of bob, hush-hush", "code": 401}}
+    async with Scripted(Reply(401, words)) as fake:
+        address = Address.parse(fake.url.replace("//", "//bob:hush-hush@"))
+        with pytest.raises(EngineUnauthorized) as told:
+            await Http(address).post("/x", {})
+    assert fake.requests[0].headers["authorization"] == f"Basic {sent}"
+    assert sent not in str(told.value)
+    assert "hush-hush" not in str(told.value)

@@ -7,6 +7,7 @@ Must not know: what is asked, tokens, models.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import re
@@ -109,7 +110,9 @@ class Http:
         times as long. probe_seconds: the longest that anything short may take. context_option:
         what this kind of server is started with for more context."""
         self.address = address
-        self._secrets = [secret for secret in (api_key, address.password) if secret]
+        sent = base64.b64encode(f"{address.user}:{address.password}".encode()).decode()
+        secrets = (api_key, address.password, sent if address.password else "")
+        self._secrets = [secret for secret in secrets if secret]
         self._key_hint = key_hint
         self._context_option = context_option
         self._answer = httpx.Timeout(answer_seconds, connect=CONNECT_SECONDS)

@@ -9,6 +9,7 @@ Every worker must see the recordings under the same paths, and have kldtui insta
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -25,6 +26,7 @@ from kldtui.recordings import Recording
 Opener = Callable[[], AbstractContextManager[Sequence[Recording]]]
 """Opens the reference and its quants, wherever it is called, and closes them; it is pickled."""
 
+_ADDRESS = re.compile(r"(?:\w+://)?[^\s/]+:\d+(?:/\S*)?|inproc://\S+")
 _PARTS_A_WORKER = 4
 _WAIT_SECONDS = 30
 
@@ -53,6 +55,8 @@ def scan_on_cluster(
         from distributed import Client, as_completed
     except ImportError:
         raise KldtuiError("--dask needs dask.distributed: pip install 'kldtui[dask]'") from None
+    if not _ADDRESS.fullmatch(scheduler):  # dask's client never ends after such a one
+        raise KldtuiError(f"--dask {scheduler}: no address; write it as HOST:PORT")
     try:
         client = Client(scheduler, timeout=_WAIT_SECONDS, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
