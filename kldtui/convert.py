@@ -156,7 +156,7 @@ class Conversion:
         if self._wanted.model:
             engine["model"] = self._wanted.model
         return {
-            "kind": getattr(self._source, "kind", "teacher_forced"),
+            "kind": self._source.made.kind,
             "n_ctx": shape.n_ctx,
             "n_vocab": n_vocab,
             "n_chunk": shape.n_chunk,
@@ -166,8 +166,11 @@ class Conversion:
         }
 
     def _fields(self) -> dict[str, Any]:
-        """Further fields: where the run is from."""
-        out: dict[str, Any] = {"source": _identity(self._source)}
+        """Further fields: where the run is from, and what its source says of how it was made."""
+        made = self._source.made
+        said = {"sampling": made.sampling, "tools": made.tools}
+        out: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+        out["source"] = _identity(self._source)
         if self._ref is not None:
             out["against"] = _identity(self._ref)
         if self._wanted.chunks is not None:
@@ -183,8 +186,8 @@ class Conversion:
     def _create(self) -> RunWriter:
         return RunWriter.create(
             self._out,
-            add_bos=getattr(self._source, "add_bos", None),
-            bos_id=getattr(self._source, "bos_id", None),
+            add_bos=self._source.made.add_bos,
+            bos_id=self._source.made.bos_id,
             fields=self._fields(),
             compress=self._wanted.compress,
             **self._header(),
@@ -197,8 +200,11 @@ class Conversion:
     ) -> Iterator[Progress]:
         source = self._source
         for chunk in range(writer.n_chunk, source.shape.n_chunk):
-            rollout = prompt_length(source, chunk)
-            writer.chunk(source.tokens(chunk), prompt_length=rollout)
+            writer.chunk(
+                source.tokens(chunk),
+                prompt_length=prompt_length(source, chunk),
+                fields=source.chunk_fields(chunk),
+            )
         block = max(1, _BLOCK_BYTES // max(1, 2 * source.shape.n_vocab))
         row_bytes = 2 * source.shape.n_vocab if source.full else 0
         scratches = Scratch(), Scratch()

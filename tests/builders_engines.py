@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kldtui.engines.base import Capabilities, EngineInfo, Finish, Reason, Token, Top
 from kldtui.errors import EngineError
 from kldtui.position import Position
-from kldtui.recordings.base import Scratch, StreamShape
+from kldtui.recordings.base import Made, Scratch, StreamShape
 from kldtui.rows import FullRow, Invalid, Row, Rows
 
 
@@ -104,6 +104,7 @@ class MemoryRecording:
     problems: tuple[str, ...] = ()
     pieces: dict[int, bytes] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
+    made: Made = field(default_factory=Made)
     invalid: frozenset[Position] = frozenset()
 
     @property
@@ -121,6 +122,9 @@ class MemoryRecording:
     @property
     def records_expected(self) -> int:
         return self.records
+
+    def chunk_fields(self, chunk: int) -> dict[str, Any]:
+        return {}
 
     def tokens(self, chunk: int) -> NDArray[np.int32]:
         return np.array(self.stream[chunk], np.int32)

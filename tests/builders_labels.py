@@ -21,7 +21,7 @@ from kldtui.labels import LabelStore, ReviewIdentity, branch_path
 from kldtui.labels.disk import Files
 from kldtui.labels.store import utc_now as utc
 from kldtui.position import Position
-from kldtui.recordings.base import Scratch, StreamShape
+from kldtui.recordings.base import Made, Scratch, StreamShape
 from kldtui.rows import Invalid, Row, Rows, TopRow
 
 __all__ = ["utc"]
@@ -107,12 +107,16 @@ class FakeRecording:
     records_expected: int = 0
     pieces: dict[int, bytes] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
+    made: Made = field(default_factory=Made)
 
     @property
     def shape(self) -> StreamShape:
         return StreamShape(
             len(self.chunks[0]) if self.chunks else 8, self.n_vocab, len(self.chunks)
         )
+
+    def chunk_fields(self, chunk: int) -> dict[str, Any]:
+        return {}
 
     def tokens(self, chunk: int) -> NDArray[np.int32]:
         return np.array(self.chunks[chunk], np.int32)

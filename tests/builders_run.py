@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from kldtui.position import Position
-from kldtui.recordings.base import Recording, Scratch
+from kldtui.recordings.base import Recording, Scratch, prompt_length
 from kldtui.recordings.run import RunRecording, open_run
 from kldtui.recordings.run_writer import RunWriter
 from kldtui.rows import FullRow
@@ -153,7 +153,7 @@ def contents(run: RunRecording) -> Contents:
             )
     return Contents(
         tokens=[run.tokens(chunk).tolist() for chunk in chunks],
-        prompts=[run.prompt_length(chunk) for chunk in chunks],
+        prompts=[prompt_length(run, chunk) for chunk in chunks],
         positions=positions,
         pieces=run.pieces,
     )
@@ -203,9 +203,9 @@ class Plan:
     def write(self, writer: RunWriter, flush: bool = False) -> RunWriter:
         """Write what is not there yet: pieces, then chunk by chunk."""
         writer.pieces(self.pieces)
-        for number, (tokens, prompt_length) in enumerate(self.chunks):
+        for number, (tokens, prompt) in enumerate(self.chunks):
             if number >= writer.n_chunk:
-                writer.chunk(tokens, prompt_length=prompt_length)
+                writer.chunk(tokens, prompt_length=prompt)
             for position, at in self.positions:
                 if position.chunk == number and not writer.has(position):
                     write_position(writer, position, at)

@@ -35,6 +35,7 @@ from kldtui.branching import (
 from kldtui.engines.base import Engine, Token
 from kldtui.errors import EngineError, KldtuiError
 from kldtui.position import Position
+from kldtui.recordings.base import Made
 from tests.builders_engines import MemoryRecording, ScriptedEngine, info
 
 BOS = 1
@@ -81,15 +82,15 @@ def test_without_bos_the_prefix_is_the_chunk_from_its_start() -> None:
 
 
 def test_the_rule_that_a_run_states_goes_before_the_servers() -> None:
-    made = recording()
-    made.format = "kldtui-run"
-    made.add_bos, made.bos_id = True, 9  # type: ignore[attr-defined]
-    assert prefix_of(made, Position(1, 12), False, BOS)[0] == 9
-    assert prefix_of(made, Position(1, 12), False, BOS, own_rule=False)[0] == 30
-    warning = bos_warning(made, False, BOS)
+    run = recording()
+    run.format = "kldtui-run"
+    run.made = Made(add_bos=True, bos_id=9)
+    assert prefix_of(run, Position(1, 12), False, BOS)[0] == 9
+    assert prefix_of(run, Position(1, 12), False, BOS, own_rule=False)[0] == 30
+    warning = bos_warning(run, False, BOS)
     assert warning is not None
     assert "was made with BOS" in warning
-    assert bos_warning(made, True, 9) is None
+    assert bos_warning(run, True, 9) is None
 
 
 def test_a_run_that_states_no_bos_is_sent_none_whatever_the_server_adds() -> None:

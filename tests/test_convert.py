@@ -25,6 +25,7 @@ from kldtui.cli import cli
 from kldtui.cli.recording import show_progress
 from kldtui.convert import Conversion, Progress, Wanted, best_ids
 from kldtui.errors import DamagedRecording, RecordingError, StreamMismatch
+from kldtui.facts import is_rollout
 from kldtui.index import Bound, Index, Kind, State
 from kldtui.position import Position
 from kldtui.recordings import Recording, open_quant, open_recording
@@ -32,6 +33,9 @@ from kldtui.recordings.kld import HEADER_BYTES, decode, parse_header
 from kldtui.recordings.kld_stream import KldStream
 from kldtui.recordings.kld_writer import encode, record_of
 from kldtui.recordings.run import RunRecording, open_run
+from kldtui.recordings.run_writer import RunWriter
+from kldtui.report import runs_of
+from kldtui.report.diverging import divergence_of
 from kldtui.rows import FullRow, TopRow
 from kldtui.vocab import NONE, Vocabulary, from_pieces
 from tests import builders
@@ -570,7 +574,7 @@ def test_answers_become_a_run_of_their_own(tmp_path: Path) -> None:
         converted(source, tmp_path / "x")
     vocab = Vocabulary(dict(enumerate(make.pieces_of(24))), "test", n_vocab=24)
     found = converted(source, tmp_path / "q", Wanted(top_n=4), vocab=vocab)
-    assert (found.kind, found.shape.n_vocab, found.engine["model"]) == (
+    assert (found.made.kind, found.shape.n_vocab, found.engine["model"]) == (
         "teacher_forced",
         24,
         "org/tiny",
@@ -610,6 +614,50 @@ def test_a_run_of_a_run_keeps_what_was_measured(
     index = scanned(ref, first, second)
     assert index.pairs[1]["kld"].tolist() == index.pairs[0]["kld"].tolist()
     assert not (index.pairs[1]["bounds"] & Bound.KLD).any()
+
+
+TOLD: list[dict[str, Any]] = [
+    {"turns": [[4, 12]], "tags": [["user", 0, 4], ["call", 6, 9]], "tools": 0, "stop": "eog"},
+    {"turns": [[3, 7], [8, 12]], "source": {"line": 9}, "sample": 1, "seed": 7},
+]
+TOOLS = [[{"type": "function", "function": {"name": "f"}}]]
+
+
+def drawn_run(ref: Recording, path: Path) -> RunRecording:
+    """Rollouts that were drawn, of a model that reads BOS, with all that a run can say of them."""
+    with RunWriter.create(
+        path,
+        kind="rollout",
+        n_ctx=12,
+        n_vocab=61,
+        add_bos=True,
+        bos_id=5,
+        fields={"sampling": {"temperature": 0.7, "seed": 7, "repeat": 1}, "tools": TOOLS},
+    ) as writer:
+        for chunk, fields in enumerate(TOLD):
+            writer.chunk(ref.tokens(chunk), prompt_length=4 - chunk, fields=fields)
+            for t in range(4 - chunk, 12):
+                row = [(int(ref.tokens(chunk)[t]), -0.1), (60, -4.0)]
+                writer.position(Position(chunk, t), row if row[0][0] != 60 else row[:1])
+    return open_run(path)
+
+
+def test_a_run_of_a_run_says_all_that_was_said_of_its_text(
+    tmp_path: Path, pair: tuple[Recording, Recording]
+) -> None:
+    """Text that was drawn stays so: FDT and SDT are not named for it; turns stay turns."""
+    first = drawn_run(pair[0], tmp_path / "a.run")
+    second = converted(first, tmp_path / "b.run", Wanted(top_n=3))
+    assert second.made == first.made
+    assert [second.chunk_fields(c) for c in (0, 1)] == [first.chunk_fields(c) for c in (0, 1)]
+    for run in (first, second):
+        index = scanned(run, run)
+        assert (index.drawn, is_rollout(index)) == (True, False)
+        found = divergence_of(index, 0, runs_of(index, run)).to_json()
+        assert found["fdt"] is None
+        assert (found["first_flip"]["unit"], found["first_flip"]["runs"]) == ("turn", 3)
+    again = converted(first, tmp_path / "b.run", Wanted(top_n=3))
+    assert again.header == second.header, "and it is gone on with as the same"
 
 
 # -- the command and the real pair -----------------------------------------------------------------

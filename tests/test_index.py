@@ -16,7 +16,7 @@ from kldtui.index import Bound, Index, Kind, Layout, State, check_streams
 from kldtui.index import index as index_module
 from kldtui.position import Position
 from kldtui.recordings import Recording, open_recording
-from kldtui.recordings.base import Scratch, StreamShape
+from kldtui.recordings.base import Made, Scratch, StreamShape
 from kldtui.recordings.kld import KldReader
 from kldtui.recordings.kld_writer import encode
 from kldtui.rows import TopRow, TopRows
@@ -39,6 +39,7 @@ class MemoryRun:
 
     format, version, full = "kldtui-run", 1, False
     problems: tuple[str, ...] = ()
+    made = Made()
 
     def __init__(
         self,
@@ -59,6 +60,9 @@ class MemoryRun:
     def _held(self, chunk: int) -> list[int]:
         size = self._stream.per_chunk
         return [i for i in range(chunk * size, (chunk + 1) * size) if i not in self._out]
+
+    def chunk_fields(self, chunk: int) -> dict[str, Any]:
+        return {}
 
     def tokens(self, chunk: int) -> NDArray[np.int32]:
         return np.asarray(self._stream.tokens[chunk])

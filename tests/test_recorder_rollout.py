@@ -26,6 +26,7 @@ from kldtui.recorder.free import own_branch
 from kldtui.recorder.prompts import Prompt, PromptFileError, read_prompts
 from kldtui.recorder.rollout import RolloutJob, Sampling
 from kldtui.recordings import open_quant, open_recording
+from kldtui.recordings.base import prompt_length
 from kldtui.recordings.own_rollout import OwnRollouts, pair_rollouts
 from kldtui.recordings.run import RunRecording, open_run
 from kldtui.report import pair_stats
@@ -40,7 +41,7 @@ from tests.fake_vllm import FakeVllm
 
 def generated(run: RunRecording, chunk: int) -> list[int]:
     ids: list[int] = run.tokens(chunk).tolist()
-    return ids[run.prompt_length(chunk) :]
+    return ids[prompt_length(run, chunk) :]
 
 
 # ── what is recorded ─────────────────────────────────────────────────────────────────────────
@@ -50,12 +51,12 @@ async def test_a_rollout_is_the_prompt_and_what_the_model_said_by_itself(tmp_pat
     async with rolling_server() as fake:
         assert await roll(fake, tmp_path / "r.run") == 3
     run = open_run(tmp_path / "r.run")
-    assert run.kind == "rollout"
+    assert run.made.kind == "rollout"
     prompts = [[*b"What is"], [97, 98, 99], [*b"Once"]]
     for chunk, prompt in enumerate(prompts):
         ids = run.tokens(chunk).tolist()
         assert ids[: len(prompt)] == prompt
-        assert run.prompt_length(chunk) == len(prompt)
+        assert prompt_length(run, chunk) == len(prompt)
         told = run.chunk_fields(chunk)
         assert told["turns"] == [[len(prompt), len(ids)]]
         assert told["source"] == {"line": PROMPTS[chunk].line}
@@ -79,7 +80,7 @@ async def test_messages_are_rendered_by_the_servers_own_template(tmp_path: Path)
     async with rolling_server(template=chatml) as fake:
         await roll(fake, tmp_path / "r.run", [Prompt(1, conversation=conversation), PROMPTS[1]])
     run = open_run(tmp_path / "r.run")
-    prompt = run.tokens(0)[: run.prompt_length(0)].tolist()
+    prompt = run.tokens(0)[: prompt_length(run, 0)].tolist()
     assert prompt == [1, *b"tools 1", 2, 10, 1, *b"user\nhi", 2, 10, 1, *b"assistant\n"]
     assert run.header["tools"] == [tools]
     assert run.chunk_fields(0)["tools"] == 0
@@ -278,7 +279,7 @@ async def test_vllm_reads_texts_and_draws_too(tmp_path: Path) -> None:
     }
     run = open_run(path)
     assert run.tokens(0)[0] == tiny_model.BOS
-    first = run.row(Position(0, run.prompt_length(0) or 0))
+    first = run.row(Position(0, prompt_length(run, 0) or 0))
     assert isinstance(first, TopRow)
     assert first.top(2)[1][0] == generated(run, 0)[0], "what was drawn need not be the best"
     run.close()

@@ -29,6 +29,7 @@ from kldtui.index import Index
 from kldtui.position import Position
 from kldtui.recorder.stream import OfChunks, OfRecording, ToScore, stretches
 from kldtui.recordings import open_recording
+from kldtui.recordings.base import prompt_length
 from kldtui.recordings.kld import KldRecording
 from kldtui.recordings.run import RunRecording, is_run, open_run
 from kldtui.rows import TopRow
@@ -100,7 +101,7 @@ async def test_the_header_says_what_made_it(tmp_path: Path) -> None:
     async with quant_server() as server:
         await score_run(server, ref, tmp_path / "q.run")
     run = open_run(tmp_path / "q.run")
-    assert run.kind == "teacher_forced"
+    assert run.made.kind == "teacher_forced"
     assert run.header["n_positions"] == N_CHUNK * PER_CHUNK
     assert run.header["bos"] == {"rule": "none", "id": BOS}
     assert run.engine["name"] == "llama-server"
@@ -163,7 +164,7 @@ async def test_a_run_of_turns_is_scored_with_its_prompts_turns_and_tags(tmp_path
         new = await score_run(server, tmp_path / "ref.run", tmp_path / "q.run")
     assert new == 5
     run = open_run(tmp_path / "q.run")
-    assert run.prompt_length(0) == 4
+    assert prompt_length(run, 0) == 4
     assert run.scored(0).tolist() == ts.tolist()
     told = run.chunk_fields(0)
     assert {name: told[name] for name in fields} == fields

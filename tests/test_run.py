@@ -20,7 +20,7 @@ from kldtui.errors import (
 )
 from kldtui.position import Position
 from kldtui.recordings import open_recording, run_sink, run_text
-from kldtui.recordings.base import Recording
+from kldtui.recordings.base import Recording, prompt_length
 from kldtui.recordings.run import is_run, open_run
 from kldtui.recordings.run_writer import RunWriter
 from kldtui.rows import Invalid, Logp
@@ -65,7 +65,7 @@ def test_the_documents_example_is_a_whole_run(tmp_path: Path) -> None:
     with opened(raw_run(tmp_path / "example", example_lines())) as run:
         assert run.problems == ()
         assert (run.records, run.records_expected) == (4, 4)
-        assert (run.add_bos, run.bos_id) == (True, 1)
+        assert (run.made.add_bos, run.made.bos_id) == (True, 1)
         assert run.engine["model"] == "tiny-q4_k_m.gguf"
         assert run.tokens(1).tolist() == [2, 2, 19, 30, 5, 12]
         assert run.pieces[9] == b"\xe6\x97"
@@ -256,9 +256,9 @@ def test_a_rollout_has_a_prompt_and_a_length_of_its_own(tmp_path: Path) -> None:
         with pytest.raises(RecordingError, match="n_ctx 9"):
             writer.chunk(range(10), prompt_length=1)
     with opened(path) as run:
-        assert run.kind == "rollout"
+        assert run.made.kind == "rollout"
         assert [run.tokens(c).size for c in (0, 1)] == [5, 2]
-        assert [run.prompt_length(c) for c in (0, 1)] == [3, 1]
+        assert [prompt_length(run, c) for c in (0, 1)] == [3, 1]
         assert [run.scored(c).tolist() for c in (0, 1)] == [[3], [1]]
 
 

@@ -18,14 +18,20 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kldtui.branching.prefix import bos_warning, prefix_of
 from kldtui.cli import cli
 from kldtui.errors import DamagedRecording, KldtuiError, RecordingError, UnsupportedRecording
 from kldtui.index import Index, Keeper, State
 from kldtui.index.merge import merge_scans
-from kldtui.index.scanfile import ScanFile, is_scan_file, write_scan
+from kldtui.index.scan_writer import write_scan
+from kldtui.index.scanfile import ScanFile, is_scan_file
 from kldtui.labels import LabelStore, ReviewIdentity
 from kldtui.position import Position
 from kldtui.recordings import Recording, open_recording
+from kldtui.recordings.base import Made
+from kldtui.recordings.run_writer import RunWriter
+from kldtui.report import runs_of
+from kldtui.report.diverging import divergence_of
 from kldtui.review.session import Session
 from tests.builders import Stream, make_logits, make_stream, write_kld
 from tests.builders_index import mixed_pair, open_files, plain_pair, same, scan_all
@@ -73,6 +79,75 @@ def test_runs_with_gaps_come_through_too(tmp_path: Path) -> None:
     assert same(again.pairs[0], index.pairs[0])
     assert again.layout.index(Position(3, 20)) == index.layout.index(Position(3, 20))
     assert np.array_equal(absent[0].tokens(5), ref.tokens(5))
+
+
+def told_run(ref: Recording, path: Path) -> Recording:
+    """A run of a reference's stream that states its BOS rule, its turns and its tags."""
+    with RunWriter.create(
+        path,
+        kind="rollout",
+        n_ctx=ref.shape.n_ctx,
+        n_vocab=ref.shape.n_vocab,
+        add_bos=False,
+        bos_id=1,
+        fields={"tools": [["f"]]},
+    ) as writer:
+        for chunk in range(ref.shape.n_chunk):
+            turns = [[4, 9 + chunk], [12, 32]]
+            said = {"turns": turns, "tags": [["user", 0, 4]], "stop": "eog"}
+            writer.chunk(ref.tokens(chunk), prompt_length=4, fields=said)
+            for t in range(4, ref.shape.n_ctx):
+                token = int(ref.tokens(chunk)[t])
+                writer.position(Position(chunk, t), [(token, -0.1), ((token + 1) % 40, -4.0)])
+    return open_recording(path)
+
+
+@pytest.mark.parametrize("parts", [[(0, 6)], [(0, 2), (2, 6)], [(1, 6), (0, 3)]])
+def test_what_a_run_says_of_its_text_is_in_its_index_file(
+    tmp_path: Path, parts: list[tuple[int, int]]
+) -> None:
+    """Else the same review would send other prefixes to the server, and count by other runs."""
+    ref = told_run(plain_pair(tmp_path / "data")[0], tmp_path / "ref.run")
+    index = scan_all(Index(ref, [ref]), compiled=False)
+    paths = [tmp_path / f"{a}-{b}.scan" for a, b in parts]
+    for path, chunks in zip(paths, parts, strict=True):
+        write_scan(path, index, ref, [("q", ref)], chunks=chunks)
+    file = ScanFile.open(paths[0]) if len(parts) == 1 else merge_scans(paths, tmp_path / "j.scan")
+    again, (absent, *_) = file.index()
+    assert absent.made == ref.made
+    assert [absent.chunk_fields(c) for c in range(6)] == [ref.chunk_fields(c) for c in range(6)]
+    at = Position(1, 6)
+    assert prefix_of(absent, at, True, 9) == prefix_of(ref, at, True, 9)
+    assert bos_warning(absent, True, 9) == bos_warning(ref, True, 9)
+    assert runs_of(again, absent) == runs_of(index, ref)
+    assert divergence_of(again, 0, runs_of(again, absent)).unit == "turn"
+
+
+def test_a_part_says_nothing_of_the_chunks_that_it_does_not_hold(tmp_path: Path) -> None:
+    ref = told_run(plain_pair(tmp_path / "data")[0], tmp_path / "ref.run")
+    index = scan_all(Index(ref, [ref]), compiled=False)
+    write_scan(tmp_path / "x.scan", index, ref, [("q", ref)], chunks=(2, 4))
+    absent = ScanFile.open(tmp_path / "x.scan").recordings()[0]
+    assert [bool(absent.chunk_fields(chunk)) for chunk in range(6)] == [0, 0, 1, 1, 0, 0]
+    assert absent.chunk_fields(3) == ref.chunk_fields(3)
+
+
+def test_a_file_from_before_what_is_said_of_the_text_was_kept_is_read(tmp_path: Path) -> None:
+    path, _ = whole(tmp_path, plain_pair(tmp_path / "data"))
+    data = path.read_bytes()
+    end = data.index(b"\0") - 9
+    start = data.index(b"{")
+    head = json.loads(data[start:end])
+    for about in head["recordings"]:
+        for name in ("kind", "add_bos", "bos_id", "tools"):
+            del about[name]
+        about["sampling"] = {"temperature": 0.7}
+    text = json.dumps(head).encode()
+    begin = data[: start - 17] + f"{len(text):016x}\n".encode() + text
+    path.write_bytes(begin.ljust(len(data[: data.index(b"\0")]), b"\0") + data[end + 9 :])
+    index, (ref, _) = ScanFile.open(path).index()
+    assert index.drawn
+    assert ref.made == Made(sampling={"temperature": 0.7})
 
 
 def test_rows_that_are_not_here_are_said_to_be_elsewhere(tmp_path: Path) -> None:

@@ -49,11 +49,10 @@ def bos_rule(
     recording: Recording, add_bos: bool | None, bos_id: int | None
 ) -> tuple[bool | None, int | None]:
     """The rule that the recording states (a run's header may), else the server's."""
-    stated = getattr(recording, "add_bos", None)
-    if stated is None:
+    made = recording.made
+    if made.add_bos is None:
         return add_bos, bos_id
-    stated_id = getattr(recording, "bos_id", None)
-    return bool(stated), bos_id if stated_id is None else int(stated_id)
+    return made.add_bos, bos_id if made.bos_id is None else made.bos_id
 
 
 def bos_warning(recording: Recording, add_bos: bool | None, bos_id: int | None) -> str | None:

@@ -25,7 +25,8 @@ from kldtui.errors import KldtuiError
 from kldtui.index import Index, Progress, index_folder, keeper
 from kldtui.index.cache import MAX_BYTES, MAX_DAYS, Saved, prune, saved_tables
 from kldtui.index.merge import merge_scans
-from kldtui.index.scanfile import ScanFile, in_words, place_for, write_scan
+from kldtui.index.scan_writer import place_for, write_scan
+from kldtui.index.scanfile import ScanFile, in_words
 from kldtui.labels.identity import identity_of
 from kldtui.recordings import Recording, name_files, open_quant, open_recording
 from kldtui.vocab import find_vocabulary

@@ -7,6 +7,7 @@ Must not know: how index files are laid out.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from numpy.typing import NDArray
 from kldtui.errors import RecordingError
 from kldtui.index.layout import Layout
 from kldtui.position import Position
-from kldtui.recordings.base import Scratch, StreamShape
+from kldtui.recordings.base import Made, Recording, Scratch, StreamShape
 from kldtui.rows import Row, Rows
 
 NOT_HERE = "the recordings are not here, only their index: no full rows"
+
+_MADE = [field.name for field in fields(Made)]
 
 
 class AbsentRecording:
@@ -50,8 +53,11 @@ class AbsentRecording:
         self.problems = tuple(str(problem) for problem in about["problems"])
         self.label_identity: Mapping[str, Any] | None = about.get("label_identity")
         self.pieces: dict[int, bytes] = {}
+        self.fields: Mapping[int, dict[str, Any]] = {}
+        """By chunk, where anything is said of it."""
         self.engine: dict[str, Any] = {}
-        self.sampling: Any = about.get("sampling")
+        # Older index files know of the sampling alone.
+        self.made = Made(**{name: about[name] for name in _MADE if about.get(name) is not None})
         self.identity = {**identity, "of": str(about["name"])}
         self.layout = layout
         self._tokens, self._lengths = tokens, lengths
@@ -63,6 +69,9 @@ class AbsentRecording:
             return held
         length = self._lengths if isinstance(self._lengths, int) else int(self._lengths[chunk])
         return np.full(length, -1, np.int32)
+
+    def chunk_fields(self, chunk: int) -> dict[str, Any]:
+        return dict(self.fields.get(chunk, {}))
 
     def scored(self, chunk: int) -> NDArray[np.int32]:
         return self.layout.t(self.layout.chunk_slice(chunk))
@@ -78,7 +87,7 @@ class AbsentRecording:
         return None
 
 
-def describe(name: str, recording: Any) -> dict[str, Any]:
+def describe(name: str, recording: Recording) -> dict[str, Any]:
     """What is kept of a recording, as JSON."""
     shape = recording.shape
     return {
@@ -93,6 +102,6 @@ def describe(name: str, recording: Any) -> dict[str, Any]:
         "records": recording.records,
         "records_expected": recording.records_expected,
         "problems": list(recording.problems),
-        "sampling": getattr(recording, "sampling", None),
+        **asdict(recording.made),
         "label_identity": getattr(recording, "label_identity", None),
     }

@@ -114,7 +114,7 @@ class Index:
     @property
     def drawn(self) -> bool:
         """Whether the reference says that its tokens were drawn at a temperature."""
-        return getattr(self._recording, "sampling", None) is not None
+        return self._recording.made.sampling is not None
 
     @property
     def absent(self) -> bool:

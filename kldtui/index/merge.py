@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kldtui.analysis import PAIR_DTYPE, REF_DTYPE
 from kldtui.errors import KldtuiError
-from kldtui.index.scanfile import Arrays, ScanFile, in_words, pieces_in_arrays, write_arrays
+from kldtui.index.scan_writer import Arrays, fields_in_arrays, pieces_in_arrays, write_arrays
+from kldtui.index.scanfile import ScanFile, in_words
 from kldtui.index.table import MARKS
 
 
@@ -49,13 +49,11 @@ def merge_scans(paths: Sequence[Path], out: Path) -> ScanFile:
                 whole[span][these] = file.array(f"{number}/{name}")[these]
             yield f"{number}/{name}", whole
 
-    def tokens() -> NDArray[np.int32]:
-        parts = [(range(*file.chunks), file.recordings()[0]) for file in files]
-        holding = (next(ref for held, ref in parts if chunk in held) for chunk in range(a, b))
-        return np.concatenate([ref.tokens(chunk) for chunk, ref in enumerate(holding, a)])
-
     def arrays() -> Arrays:
-        yield "tokens", tokens()
+        parts = [(range(*file.chunks), file.recordings()[0]) for file in files]
+        refs = [(chunk, next(ref for held, ref in parts if chunk in held)) for chunk in range(a, b)]
+        yield "tokens", np.concatenate([ref.tokens(chunk) for chunk, ref in refs])
+        yield from fields_in_arrays([ref.chunk_fields(chunk) for chunk, ref in refs])
         yield from pieces_in_arrays({k: v for file in files for k, v in file.pieces().items()})
         if one.head["even"] is None:
             for name in ("starts", "t", "lengths"):

@@ -1,7 +1,7 @@
-"""An index in a file to carry away: made where the recordings are, read where they are not.
+"""An index in a file to carry away, read where the recordings are not.
 
 Knows: the file's layout.
-Must not know: what columns mean, screens.
+Must not know: how it is written, what columns mean, screens.
 
 Layout: a magic line, the length of the JSON in 16 hexadecimal digits, JSON, the CRC-32 of all this
 in 8 digits (files once had zeros there), zero bytes up to a multiple of 4,096; then arrays, one
@@ -12,14 +12,11 @@ their positions.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
-import stat
-import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,40 +24,37 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from kldtui import __version__
 from kldtui.analysis import PAIR_DTYPE, REF_DTYPE
 from kldtui.errors import (
     DamagedRecording,
-    KldtuiError,
     NotARecording,
     RecordingError,
     UnsupportedRecording,
 )
-from kldtui.index.absent import AbsentRecording, describe
-from kldtui.index.cache import Keeper, identity_of
+from kldtui.index.absent import AbsentRecording
+from kldtui.index.cache import Keeper
 from kldtui.index.index import Index
 from kldtui.index.layout import EvenLayout, Layout
 from kldtui.index.table import Table
-from kldtui.recordings.base import Recording, as_even
+from kldtui.recordings.base import Recording
 
 MAGIC = b"kldtui-scan "
-_VERSION = b"1\n"
-_DIGITS = 16
-_START = len(MAGIC) + len(_VERSION) + _DIGITS + 1
+VERSION = b"1\n"
+DIGITS = 16
+_START = len(MAGIC) + len(VERSION) + DIGITS + 1
 _SUM = 9
 _LONGEST = 1 << 26
 """Bytes of JSON in a head."""
-_PAGE = 4096
 _AT_ONCE = 1 << 16
 
 _KINDS = {
     **dict.fromkeys(("name", "path", "format"), str),
     **dict.fromkeys(("version", "n_ctx", "n_vocab", "n_chunk", "records", "records_expected"), int),
     **{"full": bool, "problems": list, "identity": dict | None, "label_identity": dict | None},
+    **{"kind": str | None, "sampling": dict | None, "tools": list | None},
+    **{"add_bos": bool | None, "bos_id": int | None},
 }
 """What the head says of a recording (`describe`), as far as anything rests on it."""
-
-Arrays = Iterator[tuple[str, NDArray[Any]]]
 
 
 def in_words(a: int, b: int) -> str:
@@ -75,174 +69,6 @@ def is_scan_file(path: Path) -> bool:
             return file.read(len(MAGIC)) == MAGIC
     except OSError:
         return False
-
-
-# -- writing --------------------------------------------------------------------------------------
-
-
-def place_for(path: Path) -> Path:
-    """Where an index file goes that a person names so: what a link points to.
-
-    Only another index file is ever replaced. Raises KldtuiError.
-    """
-    place, other = Path(os.path.realpath(path)), "name another file with -o FILE"
-    try:
-        if not place.parent.is_dir():
-            raise KldtuiError(f"{path}: there is no folder {place.parent}; make it, or {other}")
-        found = place.stat()
-    except FileNotFoundError:
-        return place
-    except OSError as error:
-        raise KldtuiError(f"{path}: cannot be written: {error.strerror}; {other}") from None
-    if stat.S_ISDIR(found.st_mode):
-        raise KldtuiError(f"{path}: is a folder; {other}")
-    if not stat.S_ISREG(found.st_mode):
-        raise KldtuiError(f"{path}: is no regular file; {other}")
-    if not is_scan_file(place):
-        raise KldtuiError(f"{path}: exists and is no index file; it is left as it is: {other}")
-    if not found.st_mode & 0o222:
-        raise KldtuiError(f"{path}: is read-only; {other}")
-    return place
-
-
-def write_scan(
-    path: Path,
-    index: Index,
-    ref: Recording,
-    quants: Sequence[tuple[str, Recording]],
-    *,
-    floor: bool = False,
-    chunks: tuple[int, int] | None = None,
-    label_identities: Sequence[Mapping[str, Any]] = (),
-    piece: Callable[[int], bytes | None] = lambda token: None,
-) -> None:
-    """Write what an index holds of some chunks (default: all), once they are scanned to the end:
-    nothing can complete the file. Raises KldtuiError.
-
-    quants: by name, in the index's order; with `floor` the last is the null recording.
-    label_identities: of the reference and the quants, as labels know them. piece: the bytes of a
-    token, so that those that occur can be read where no tokenizer is.
-    """
-    layout = index.layout
-    a, b = chunks if chunks is not None else (0, layout.n_chunk)
-    a, b = max(0, a), min(b, layout.n_chunk)
-    if a >= b:
-        raise RecordingError(f"{ref.path}: has no chunks {a}-{b - 1}; it has {layout.n_chunk}")
-    if not index.scanned((a, b)):
-        raise KldtuiError(
-            f"{path}: is not written: {in_words(a, b)} of {ref.path} are not scanned to the end; "
-            "scan them again"
-        )
-    first, last = index.bounds((a, b))
-    about = [describe(name, each) for name, each in (("ref", ref), *quants)]
-    for each, recording in zip(about, (ref, *(quant for _, quant in quants)), strict=True):
-        each["identity"] = identity_of(recording)
-    for each, known in zip(about, label_identities, strict=False):
-        each["label_identity"] = dict(known)
-    even = as_even(ref)
-    head = {
-        "kldtui": __version__,
-        "recordings": about,
-        "floor": floor,
-        "chunks": [a, b],
-        "positions": [first, last],
-        "n": layout.n,
-        "even": [even.first_t, even.per_chunk] if even is not None else None,
-    }
-
-    def arrays() -> Arrays:
-        tokens = np.concatenate([ref.tokens(chunk) for chunk in range(a, b)])
-        yield "tokens", tokens
-        chosen = [index.ref["ref_id"], *(pair["quant_id"] for pair in index.pairs)]
-        columns = [tokens, *(column[first:last] for column in chosen)]
-        ids = _occurring(columns, ref.shape.n_vocab)
-        yield from pieces_in_arrays({token: piece(token) for token in ids})
-        if even is None:
-            slices = [layout.chunk_slice(chunk) for chunk in range(layout.n_chunk)]
-            yield "starts", np.array([0, *(each.stop for each in slices)], np.int64)
-            yield "t", layout.t(slice(0, layout.n))
-            lengths = [len(ref.tokens(chunk)) for chunk in range(layout.n_chunk)]
-            yield "lengths", np.array(lengths, np.int64)
-        for number, table in enumerate([index.ref, *index.pairs]):
-            for name in table.names:
-                yield f"{number}/{name}", table[name][first:last]
-                table.release()
-
-    write_arrays(path, head, arrays)
-
-
-def _occurring(columns: Sequence[NDArray[np.int32]], n_vocab: int) -> list[int]:
-    occurs = np.zeros(n_vocab, bool)
-    for column in columns:
-        occurs[column[(column >= 0) & (column < n_vocab)]] = True
-    return np.flatnonzero(occurs).tolist()
-
-
-def pieces_in_arrays(pieces: Mapping[int, bytes | None]) -> Arrays:
-    """Bytes by id as arrays: the ids, where the bytes of each end, and all bytes."""
-    known = {token: data for token, data in sorted(pieces.items()) if data is not None}
-    yield "piece_ids", np.array(list(known), np.int32)
-    yield "piece_ends", np.cumsum([len(data) for data in known.values()], dtype=np.int64)
-    yield "piece_bytes", np.frombuffer(b"".join(known.values()), np.uint8)
-
-
-def write_arrays(path: Path, head: Mapping[str, Any], arrays: Callable[[], Arrays]) -> None:
-    """The file, whole or not at all. Raises KldtuiError.
-
-    head: without "arrays". arrays: called twice, for the sums and for the bytes.
-    """
-    listed: list[list[Any]] = []
-    sums: list[list[Any]] = [
-        [name, array.dtype.str, int(array.size), 0, zlib.crc32(np.ascontiguousarray(array).data)]
-        for name, array in arrays()
-    ]
-    text = _head({**head, "arrays": sums}, 0)
-    at = len(text)
-    for name, dtype, count, _, total in sums:
-        listed.append([name, dtype, count, at, total])
-        at += -(-count * np.dtype(dtype).itemsize // 8) * 8
-    try:
-        with _whole_or_not(place_for(path)) as file:
-            file.write(_head({**head, "arrays": listed}, len(text)))
-            for (_, array), (*_, offset, _) in zip(arrays(), listed, strict=True):
-                file.write(bytes(offset - file.tell()))
-                file.write(np.ascontiguousarray(array).data)
-    except OSError as error:
-        raise KldtuiError(
-            f"{path}: cannot be written: {error.strerror}; name another file with -o FILE"
-        ) from None
-
-
-@contextlib.contextmanager
-def _whole_or_not(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that becomes `path` once it is on disk; nothing of it stays otherwise."""
-    fd, temporary = tempfile.mkstemp(prefix=f".{path.name[:80]}-", dir=path.parent)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _head(head: Mapping[str, Any], size: int) -> bytes:
-    """Magic, length, JSON, padding; at least `size` bytes. Offsets get room to grow into."""
-    text = json.dumps(head).encode("ascii")
-    out = MAGIC + _VERSION + f"{len(text):0{_DIGITS}x}\n".encode() + text
-    out += _sum(out)
-    room = size or len(out) + 24 * len(head["arrays"])
-    return out.ljust(-(-room // _PAGE) * _PAGE, b"\0")
-
-
-def _sum(head: bytes) -> bytes:
-    return f"\n{zlib.crc32(head):08x}".encode()
-
-
-# -- reading --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +143,15 @@ class ScanFile:
         data, cuts = self.array("piece_bytes").tobytes(), itertools.pairwise([0, *ends])
         return {token: data[a:b] for token, (a, b) in zip(ids, cuts, strict=True)}
 
+    def fields(self) -> dict[int, dict[str, Any]]:
+        """What the reference says of the chunks that are held, by chunk; of older files nothing.
+
+        Raises as `array`.
+        """
+        if all(name != "chunk_fields" for name, *_ in self.head["arrays"]):
+            return {}
+        return dict(enumerate(json.loads(self.array("chunk_fields").tobytes()), self.chunks[0]))
+
     def recordings(self) -> list[AbsentRecording]:
         """The reference and the quants, as far as the file knows them."""
         layout, tokens = self.layout(), self.array("tokens")
@@ -334,7 +169,7 @@ class ScanFile:
             AbsentRecording(about, self.path.parent, by_chunk, lengths, layout, self.identity)
             for about in self.head["recordings"]
         ]
-        found[0].pieces = self.pieces()
+        found[0].pieces, found[0].fields = self.pieces(), self.fields()
         return found
 
     def index(self, keeper: Keeper | None = None) -> tuple[Index, list[AbsentRecording]]:
@@ -348,18 +183,23 @@ class ScanFile:
         return index, recordings
 
 
+def head_sum(head: bytes) -> bytes:
+    """What stands behind a head's magic line, length and JSON."""
+    return f"\n{zlib.crc32(head):08x}".encode()
+
+
 def _read_head(path: Path, file: BinaryIO, size: int) -> tuple[dict[str, Any], bytes]:
     start = file.read(_START)
     if not start.startswith(MAGIC):
         raise NotARecording(f"{path}: is no index file; `kldtui scan … -o FILE` makes one")
-    if not start.startswith(MAGIC + _VERSION):
+    if not start.startswith(MAGIC + VERSION):
         raise UnsupportedRecording(f"{path}: is an index file of another version of kldtui")
     try:
-        length = int(start[-_DIGITS - 1 :], 16)
+        length = int(start[-DIGITS - 1 :], 16)
         if not 0 < length <= min(size, _LONGEST):
             raise ValueError("a length that no head has")
         raw, total = file.read(length), file.read(_SUM)
-        if total.strip(b"\0") and total != _sum(start + raw):
+        if total.strip(b"\0") and total != head_sum(start + raw):
             raise ValueError("another sum")
         head = json.loads(raw)
         _check_head(head)
@@ -374,7 +214,7 @@ def _check_head(head: Any) -> None:
     recordings, n, even, _ = head["recordings"], head["n"], head["even"], head["floor"]
     (a, b), (first, last) = head["chunks"], head["positions"]
     for about in recordings:
-        if any(not isinstance(about[key], kind) for key, kind in _KINDS.items()):
+        if any(not isinstance(about.get(key), kind) for key, kind in _KINDS.items()):
             raise TypeError("a recording that is none")
     n_chunk, n_ctx = recordings[0]["n_chunk"], recordings[0]["n_ctx"]
     numbers = [n, a, b, first, last, *(even or ())]
@@ -394,6 +234,8 @@ def _check_head(head: Any) -> None:
     if "piece_ids" in counts:
         expected |= dict.fromkeys(("piece_ids", "piece_ends"), counts["piece_ids"])
         expected["piece_bytes"] = counts["piece_bytes"]
+    if "chunk_fields" in counts:
+        expected["chunk_fields"] = counts["chunk_fields"]
     if even is None:
         expected |= {"starts": n_chunk + 1, "t": n, "lengths": n_chunk, "tokens": counts["tokens"]}
         lies_so = 0 <= first <= last <= n

@@ -74,7 +74,7 @@ def _engine(run: RunRecording) -> dict[str, Any]:
         "build": str(said.get("build") or "unknown"),
         "n_vocab": run.shape.n_vocab,
         "n_ctx": None,
-        "bos_id": run.bos_id,
+        "bos_id": run.made.bos_id,
         "add_bos": None,
         "details": {"recorded": run.path.name},
     }

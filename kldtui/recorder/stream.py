@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kldtui.errors import KldtuiError
-from kldtui.recordings.base import Recording
+from kldtui.recordings.base import Recording, prompt_length
 from kldtui.rows import FullRows, Rows
 
 _ROWS_AT_ONCE = 16
-_OWN = ("chunk", "prompt_length", "tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +102,12 @@ class OfRecording:
         """Raises RecordingChanged."""
         tokens = self._recording.tokens(number)
         ts = self._ts(number)
-        fields = getattr(self._recording, "chunk_fields", None)
-        told = {} if fields is None else fields(number)
-        prompt = getattr(self._recording, "prompt_length", None)
-        length: int | None = None if prompt is None else prompt(number)
         return ToScore(
             tokens=tokens,
             ts=ts,
             also=partial(self._best, number, ts),
-            prompt_length=length,
-            fields={name: value for name, value in told.items() if name not in _OWN},
+            prompt_length=prompt_length(self._recording, number),
+            fields=self._recording.chunk_fields(number),
         )
 
     def _ts(self, chunk: int) -> NDArray[np.int32]:

@@ -32,6 +32,23 @@ class StreamShape:
     n_chunk: int
 
 
+@dataclass(frozen=True, slots=True)
+class Made:
+    """How a recording says that its tokens came about and were read; the defaults say nothing.
+
+    kind: `teacher_forced` or `rollout`. add_bos: whether the model read `bos_id` in place of each
+    chunk's first token; None: not said. sampling: how rollouts were drawn (temperature, seed,
+    repeat); None where they were not. tools: schemas that prompts were rendered with; chunks say
+    which.
+    """
+
+    kind: str = "teacher_forced"
+    add_bos: bool | None = None
+    bos_id: int | None = None
+    sampling: dict[str, Any] | None = None
+    tools: list[Any] | None = None
+
+
 class Scratch:
     """Buffers that one thread reuses from read to read; rows made with them die at the next."""
 
@@ -87,6 +104,13 @@ class Recording(Protocol):
     def engine(self) -> dict[str, Any]:
         """What the file says of the engine that made it; empty if it says nothing."""
 
+    @property
+    def made(self) -> Made: ...
+
+    def chunk_fields(self, chunk: int) -> dict[str, Any]:
+        """What the file says of a chunk, as the fields of a run's chunk line without its tokens
+        (docs/run-format.md); empty if it says nothing."""
+
     def tokens(self, chunk: int) -> NDArray[np.int32]:
         """The chunk's tokens, int32[length]; length is n_ctx but for rollouts."""
 
@@ -107,9 +131,9 @@ class Recording(Protocol):
 
 
 def prompt_length(recording: Recording, chunk: int) -> int | None:
-    """How many of a chunk's tokens are a rollout's prompt; None in what is no rollout."""
-    asked = getattr(recording, "prompt_length", None)
-    return None if asked is None else asked(chunk)
+    """How many of a chunk's tokens are its prompt; None where it is said to have none."""
+    said: int | None = recording.chunk_fields(chunk).get("prompt_length")
+    return said
 
 
 class CodeReader(Protocol):
@@ -172,8 +196,7 @@ def chunk_tags(recording: Recording, chunk: int) -> list[tuple[str, int, int]]:
     Empty for recordings that say nothing of it (docs/run-format.md, `tags`); what is no tag is
     passed over.
     """
-    fields = getattr(recording, "chunk_fields", None)
-    listed = None if fields is None else fields(chunk).get("tags")
+    listed = recording.chunk_fields(chunk).get("tags")
     if not isinstance(listed, list):
         return []
     tags = [each for each in listed if isinstance(each, list) and len(each) == 3]

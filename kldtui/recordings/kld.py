@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from kldtui.errors import DamagedRecording, RecordingChanged, RecordingError
 from kldtui.position import Position
-from kldtui.recordings.base import Floats, Scratch, StreamShape
+from kldtui.recordings.base import Floats, Made, Scratch, StreamShape
 from kldtui.recordings.kld_format import (
     HEADER_BYTES,
     MAGICS,
@@ -61,6 +61,7 @@ class KldRecording:
 
     format = "kld"
     full = True
+    made = Made()
 
     def __init__(self, path: Path) -> None:
         """Open and check the size against the header.
@@ -128,6 +129,9 @@ class KldRecording:
         }
 
     # -- what is there -------------------------------------------------------------------------
+
+    def chunk_fields(self, chunk: int) -> dict[str, Any]:
+        return {}
 
     def tokens(self, chunk: int) -> NDArray[np.int32]:
         """The chunk's tokens, int32[n_ctx]."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from kldtui.errors import DamagedRecording, NotARecording, RecordingError
 from kldtui.position import Position
-from kldtui.recordings.base import Scratch, StreamShape
+from kldtui.recordings.base import Made, Scratch, StreamShape
 from kldtui.recordings.kld import HEADER_BYTES, decode, parse_header
 from kldtui.rows import FullRow, FullRows
 
@@ -36,6 +36,7 @@ class KldStream:
 
     format = "kld"
     full = True
+    made = Made()
     problems: tuple[str, ...] = ()
 
     def __init__(self, path: str) -> None:
@@ -73,6 +74,9 @@ class KldStream:
         """The record that comes next."""
         self.ended = False
         """Whether it ended before the last record that it promised."""
+
+    def chunk_fields(self, chunk: int) -> dict[str, Any]:
+        return {}
 
     def tokens(self, chunk: int) -> NDArray[np.int32]:
         """The chunk's tokens, int32[n_ctx]."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from kldtui.errors import StreamMismatch
 from kldtui.position import Position
-from kldtui.recordings.base import Scratch, StreamShape
+from kldtui.recordings.base import Made, Scratch, StreamShape, prompt_length
 from kldtui.recordings.run import RunRecording
 from kldtui.rows import Row, TopRows
 
@@ -52,7 +52,7 @@ def pair_rollouts(ref: RunRecording, quant: RunRecording) -> list[Pair]:
     """
     names = f"{quant.path.name} is not of the prompts of {ref.path.name}"
     for run in (ref, quant):
-        if run.kind != "rollout":
+        if run.made.kind != "rollout":
             raise StreamMismatch(f"{names}: {run.path.name} is no run of rollouts")
     if ref.shape.n_vocab != quant.shape.n_vocab:
         numbers = f"{quant.shape.n_vocab}, not {ref.shape.n_vocab}"
@@ -66,14 +66,14 @@ def pair_rollouts(ref: RunRecording, quant: RunRecording) -> list[Pair]:
         if fitting:
             other = fitting.pop(0)
             parts_at = _parts(ref.tokens(chunk), quant.tokens(other))
-            pairs.append(Pair(chunk, other, ref.prompt_length(chunk) or 1, parts_at))
+            pairs.append(Pair(chunk, other, prompt_length(ref, chunk) or 1, parts_at))
     if not pairs:
         raise StreamMismatch(f"{names}: no prompt is in both")
     return pairs
 
 
 def _prompt(run: RunRecording, chunk: int) -> bytes:
-    return run.tokens(chunk)[: run.prompt_length(chunk) or 1].tobytes()
+    return run.tokens(chunk)[: prompt_length(run, chunk) or 1].tobytes()
 
 
 def _parts(a: NDArray[np.int32], b: NDArray[np.int32]) -> int | None:
@@ -131,15 +131,17 @@ class OwnRollouts:
         return self.run.engine
 
     @property
-    def add_bos(self) -> bool | None:
-        return self.run.add_bos
+    def made(self) -> Made:
+        """What is said of the reference's tokens, on which this model is compared, and its own
+        BOS rule."""
+        own = self.run.made
+        return replace(
+            self._ref.made, kind="teacher_forced", add_bos=own.add_bos, bos_id=own.bos_id
+        )
 
-    @property
-    def bos_id(self) -> int | None:
-        return self.run.bos_id
-
-    def prompt_length(self, chunk: int) -> int | None:
-        return self._ref.prompt_length(chunk)
+    def chunk_fields(self, chunk: int) -> dict[str, Any]:
+        """The reference's."""
+        return self._ref.chunk_fields(chunk)
 
     def tokens(self, chunk: int) -> NDArray[np.int32]:
         """The reference's."""
@@ -187,7 +189,7 @@ def own_rollouts(quant: object, ref: object) -> OwnRollouts | None:
     own; None where it is to be taken as it is. Closes what it refuses: raises StreamMismatch."""
     if not isinstance(ref, RunRecording) or not isinstance(quant, RunRecording):
         return None
-    if not ref.kind == quant.kind == "rollout":
+    if not ref.made.kind == quant.made.kind == "rollout":
         return None
     common = min(ref.shape.n_chunk, quant.shape.n_chunk)
     same = all(np.array_equal(ref.tokens(c), quant.tokens(c)) for c in range(common))

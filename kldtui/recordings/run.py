@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from kldtui.errors import RecordingChanged
 from kldtui.position import Position
 from kldtui.recordings import run_lines
-from kldtui.recordings.base import Scratch, StreamShape
+from kldtui.recordings.base import Made, Scratch, StreamShape
 from kldtui.recordings.kld import decode
 from kldtui.recordings.run_lines import Chunk, LineError, PositionLine
 from kldtui.recordings.run_scan import is_run, scan
@@ -80,15 +80,16 @@ class RunRecording:
         return run_lines.VERSION
 
     @property
-    def kind(self) -> str:
-        """`teacher_forced` or `rollout`."""
-        return self._header.kind
-
-    @property
-    def sampling(self) -> dict[str, Any] | None:
-        """How its rollouts were drawn (temperature, seed, repeat); None where they were not."""
-        said = self._header.fields.get("sampling")
-        return dict(said) if isinstance(said, dict) else None
+    def made(self) -> Made:
+        header = self._header
+        sampling, tools = header.fields.get("sampling"), header.fields.get("tools")
+        return Made(
+            kind=header.kind,
+            add_bos=header.add_bos,
+            bos_id=header.bos_id,
+            sampling=dict(sampling) if isinstance(sampling, dict) else None,
+            tools=list(tools) if isinstance(tools, list) else None,
+        )
 
     @property
     def shape(self) -> StreamShape:
@@ -98,15 +99,6 @@ class RunRecording:
     @property
     def engine(self) -> dict[str, Any]:
         return dict(self._header.fields.get("engine") or {})
-
-    @property
-    def add_bos(self) -> bool | None:
-        """Whether the model read BOS in place of each chunk's first token; None: not said."""
-        return self._header.add_bos
-
-    @property
-    def bos_id(self) -> int | None:
-        return self._header.bos_id
 
     @property
     def records(self) -> int:
@@ -123,10 +115,6 @@ class RunRecording:
     def tokens(self, chunk: int) -> NDArray[np.int32]:
         """The chunk's tokens, int32[length], read-only; in a rollout with its prompt."""
         return self._chunk(chunk).tokens
-
-    def prompt_length(self, chunk: int) -> int | None:
-        """How many of a chunk's tokens are its prompt; None where it is said to have none."""
-        return self._chunk(chunk).prompt_length
 
     def chunk_fields(self, chunk: int) -> dict[str, Any]:
         """The chunk's line without its tokens, with the fields that kldtui does not know."""

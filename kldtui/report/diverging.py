@@ -148,8 +148,7 @@ def runs_of(index: Index, ref: Recording | None = None) -> Runs:
 
 def _turns(ref: Recording | None, chunk: int) -> list[Stretch]:
     """`turns` of a run's chunk line (docs/run-format.md)."""
-    fields = getattr(ref, "chunk_fields", None)
-    listed = None if fields is None else fields(chunk).get("turns")
+    listed = None if ref is None else ref.chunk_fields(chunk).get("turns")
     if not isinstance(listed, list):
         return []
     pairs = [pair for pair in listed if isinstance(pair, list) and len(pair) == 2]

@@ -23,6 +23,7 @@ from kldtui.errors import KldtuiError, RecordingError
 from kldtui.facts import Brief, Counts, RootFacts, brief_at, count_pair, facts_at, is_rollout
 from kldtui.index import Index, State, keeper
 from kldtui.index.absent import NOT_HERE
+from kldtui.index.layout import EvenLayout
 from kldtui.index.scanfile import ScanFile, is_scan_file
 from kldtui.position import Position
 from kldtui.recordings import Recording, open_quant, open_recording
@@ -151,8 +152,9 @@ class Figures:
 
     @property
     def has_turns(self) -> bool:
-        """Whether the reference says its turns; only then `runs` has to look at every chunk."""
-        return hasattr(self.ref, "chunk_fields") and self.runs.unit == "turn"
+        """Whether the reference says its turns. Long streams have chunks that are all alike, and
+        say none: not every chunk has to be looked at."""
+        return not isinstance(self.index.layout, EvenLayout) and self.runs.unit == "turn"
 
     def run_of(self, found: NDArray[np.int64]) -> NDArray[np.int64]:
         """The number of the run that each flat index lies in, or that ended before it."""

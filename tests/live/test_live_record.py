@@ -25,6 +25,7 @@ from kldtui.branching import QQ, RR
 from kldtui.index import Index, Kind, State
 from kldtui.position import Position
 from kldtui.recordings import open_recording
+from kldtui.recordings.base import prompt_length
 from kldtui.recordings.run import RunRecording, open_run
 from kldtui.review.session import Session
 from kldtui.rows import TopRow
@@ -198,9 +199,9 @@ def test_a_rollout_is_greedy_to_the_last_bit_cut_characters_included(
             text = client.post(f"{ref_server}/apply-template", json=body).json()["prompt"]
             body = {"content": text, "add_special": True}
             ids = client.post(f"{ref_server}/tokenize", json=body).json()["tokens"]
-        assert run.tokens(0)[: run.prompt_length(0)].tolist() == ids
+        assert run.tokens(0)[: prompt_length(run, 0)].tolist() == ids
         assert run.header["tools"] == [[WEATHER]]
-        said = b"".join(run.pieces[id] for id in run.tokens(1)[run.prompt_length(1) :].tolist())
+        said = b"".join(run.pieces[id] for id in run.tokens(1)[prompt_length(run, 1) :].tolist())
         print("\n" + said.decode("utf-8", "replace"))
         cut = [id for id in run.tokens(1).tolist() if not _whole(run.pieces[id])]
         assert cut, "this rollout no longer has a character in parts"
@@ -244,7 +245,7 @@ async def test_a_rollout_is_reviewed_in_the_same_screen_its_prompt_as_context(
     async with running(session) as driver:
         await driver.press(".")
         place = driver.review.cursor
-        assert place.t >= (open_run(rollouts["ref"]).prompt_length(place.chunk) or 0)
+        assert place.t >= (prompt_length(open_run(rollouts["ref"]), place.chunk) or 0)
         assert "What is the weather in Paris?" in driver.text
         assert "greedy rollout" in driver.text
         assert session.rollout is True

@@ -137,7 +137,7 @@ class _Placing:
     def __init__(self, file: ForeignFile, ref: Recording, text: _Text) -> None:
         self._file, self._ref, self._text = file, ref, text
         self._stream = _Stream(ref)
-        self._kind: str = getattr(ref, "kind", "teacher_forced")
+        self._kind = ref.made.kind
         lengths = [prompt_length(ref, chunk) or 1 for chunk in range(ref.shape.n_chunk)]
         self._chunks = [
             ForeignChunk(tokens.copy(), length)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kldtui.position import Position
-from kldtui.recordings.base import Scratch, StreamShape
+from kldtui.recordings.base import Made, Scratch, StreamShape
 from kldtui.recordings.foreign.answer import Step
 from kldtui.rows import Invalid, TopRow, TopRows
 
@@ -68,8 +68,6 @@ class ForeignRecording:
 
     full = False
     version = 1
-    add_bos: bool | None = None
-    bos_id: int | None = None
 
     def __init__(
         self,
@@ -89,7 +87,7 @@ class ForeignRecording:
             chunk.close()
         self.path = path
         self.format = format
-        self.kind = kind
+        self.made = Made(kind)
         self.shape = StreamShape(n_ctx, n_vocab, len(chunks))
         self.pieces = dict(pieces)
         self.engine = dict(engine)
@@ -100,9 +98,10 @@ class ForeignRecording:
     def tokens(self, chunk: int) -> NDArray[np.int32]:
         return self._chunk(chunk).tokens
 
-    def prompt_length(self, chunk: int) -> int | None:
-        """How many of a rollout's tokens are its prompt; None in what is teacher-forced."""
-        return self._chunk(chunk).prompt_length if self.kind == "rollout" else None
+    def chunk_fields(self, chunk: int) -> dict[str, Any]:
+        """How many of a rollout's tokens are its prompt; nothing of what is teacher-forced."""
+        length = self._chunk(chunk).prompt_length
+        return {"prompt_length": length} if self.made.kind == "rollout" else {}
 
     def scored(self, chunk: int) -> NDArray[np.int32]:
         return self._chunk(chunk).t
