@@ -134,3 +134,17 @@ def test_a_floor_is_a_recording_of_its_own(folder: Path, start: list[str]) -> No
             f"kldtui: --floor {folder / floor}: is the file of {whose}; a floor is the reference "
             "recorded again, with another micro-batch (-ub)\n"
         )
+
+
+@pytest.mark.parametrize("more", ["", " -o out.idx"])
+def test_chunks_that_are_not_there_are_refused_before_the_scan(folder: Path, more: str) -> None:
+    words = refused(folder, f"scan ref.kld --quant quant.kld --chunks 3-9{more}")
+    assert "ref.kld has no chunks 3-9; it has chunks 0-2" in words
+
+
+@pytest.mark.parametrize("given", ["inf", "nan", "1e400", "-1"])
+@pytest.mark.parametrize("option", ["--days", "--megabytes"])
+def test_what_the_cache_is_pruned_by_is_a_finite_number(
+    folder: Path, option: str, given: str
+) -> None:
+    assert option in refused(folder, f"cache prune {option} {given}")

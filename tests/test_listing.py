@@ -162,6 +162,16 @@ def test_of_recordings_that_do_not_go_together_none_stays_open(tmp_path: Path) -
     assert len(list(Path("/dev/fd").iterdir())) == before
 
 
+def test_of_a_review_whose_vocabulary_cannot_be_read_nothing_stays_open(tmp_path: Path) -> None:
+    ref, q4, _ = write_pair(tmp_path)
+    broken = tmp_path / "broken.json"
+    broken.write_text("{")
+    before = len(list(Path("/dev/fd").iterdir()))
+    with pytest.raises(KldtuiError):
+        Session.open(ref, [("q4", q4)], tokenizer=broken)
+    assert len(list(Path("/dev/fd").iterdir())) == before
+
+
 def test_the_index_is_closed_though_labels_cannot_be_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ import click
 
 from kldtui.cli.printing import print_json
 from kldtui.cli.progress import show
-from kldtui.cli.values import CHUNKS, SOURCE, refuse_floor
+from kldtui.cli.values import CHUNKS, FINITE, SOURCE, refuse_floor
 from kldtui.cli.values import FILE as _FILE
 from kldtui.errors import KldtuiError
 from kldtui.index import Index, Progress, index_folder, keeper
@@ -99,6 +99,12 @@ def scan(
     wanted += [("floor", floor)] if floor is not None else []
     paths = [files[0], *(path for _, path in wanted)]
     with _opened(paths, tokenizer) as (ref, *others):
+        held = ref.shape.n_chunk
+        if chunks is not None and chunks[0] >= held:
+            raise KldtuiError(
+                f"{files[0]} has no {in_words(*chunks)}; it has {in_words(0, held)}: give others "
+                "with --chunks"
+            )
         named = [(name, other) for (name, _), other in zip(wanted, others, strict=True)]
         index = Index(ref, others, keeper())
         try:
@@ -196,14 +202,14 @@ def clear() -> None:
 @cache.command("prune")
 @click.option(
     "--days",
-    type=click.FloatRange(0),
+    type=FINITE,
     default=MAX_DAYS,
     show_default=True,
     help="Remove what was not used for so long.",
 )
 @click.option(
     "--megabytes",
-    type=click.FloatRange(0),
+    type=FINITE,
     default=MAX_BYTES / 1e6,
     show_default="2147",
     help="Then the longest unused beyond so much in all.",

@@ -68,6 +68,21 @@ class Nats(click.ParamType):  # type: ignore[type-arg]
         return number
 
 
+class Finite(click.FloatRange):
+    """A number from 0 up that is one: neither infinite nor NaN."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no finite number", param, ctx)
+        return number
+
+
 class ChunkRange(click.ParamType):  # type: ignore[type-arg]
     """`0-9` or `c0-c9`, both ends included, or a single chunk: (first, last)."""
 
@@ -111,6 +126,7 @@ def _same_file(a: Path, b: Path) -> bool:
 FILE = FilePath()
 SOURCE = Source()
 NATS = Nats()
+FINITE = Finite()
 CHUNKS = ChunkRange()
 
 

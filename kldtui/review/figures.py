@@ -98,7 +98,12 @@ class Figures:
         else:
             index, reference, opened, null = _here(ref, quants, floor, tokenizer)
         compared = [quant.recording for quant in opened] + ([null] if null else [])
-        vocab = find_vocabulary([reference, *compared], tokenizer)
+        with ExitStack() as unwanted:
+            unwanted.callback(index.close)
+            for recording in (reference, *compared):
+                unwanted.callback(recording.close)
+            vocab = find_vocabulary([reference, *compared], tokenizer)
+            unwanted.pop_all()
         if near_tie is not None:
             thresholds = Thresholds(near_tie, "given")
         else:
