@@ -18,11 +18,19 @@ NO_FLOOR = (
     "(llama-perplexity … -ub 32) and give that file as --floor"
 )
 _FLOOR_COLUMN = 62
+_FLOOR_WIDTH = 34
 _SOURCES = {"floor": "the floor's 99th percentile"}
 
 
-def format_stats(stats: PairStats, floor: PairStats | None = None, *, by_chunk: bool = True) -> str:
-    """Lines of text, without an end of line. With `floor`, its numbers stand to the right."""
+def format_stats(
+    stats: PairStats,
+    floor: PairStats | None = None,
+    *,
+    by_chunk: bool = True,
+    width: int | None = None,
+) -> str:
+    """Lines of text, without an end of line. With `floor`, its numbers stand to the right, or,
+    where `width` cells have no room for that, below."""
     if not stats.positions:
         nothing = "Nothing to compare: no position is scored and valid in both recordings."
         return "\n".join([nothing, "", *_counts(stats, floor)])
@@ -33,7 +41,8 @@ def format_stats(stats: PairStats, floor: PairStats | None = None, *, by_chunk: 
     if floor is None:
         lines += ours
     else:
-        lines += [_beside(*both) for both in zip(ours, _totals_lines(floor), strict=True)]
+        laid = _beside if width is None or width >= _FLOOR_COLUMN + _FLOOR_WIDTH else _below
+        lines += [laid(*both) for both in zip(ours, _totals_lines(floor), strict=True)]
     lines += ["", *_counts(stats, floor), "", *format_divergence(stats.divergence)]
     return "\n".join(lines)
 
@@ -41,6 +50,11 @@ def format_stats(stats: PairStats, floor: PairStats | None = None, *, by_chunk: 
 def _beside(ours: str, theirs: str) -> str:
     value = theirs.partition(":")[2].strip()
     return f"{ours:<{_FLOOR_COLUMN}} floor {value}" if value else ours
+
+
+def _below(ours: str, theirs: str) -> str:
+    name, colon, value = theirs.partition(":")
+    return f"{ours}\n{'floor':>{len(name)}}{colon}{value}" if value else ours
 
 
 def _pm(estimate: Estimate, width: int, digits: int, factor: float = 1.0, error: int = 0) -> str:

@@ -185,7 +185,7 @@ class ReviewScreen(BranchActions):
             call(self.say, f"adding up… {share:.0%}")
 
         tell(0)
-        title, text = words.statistics(self.session, self.quant, tell)
+        title, text = words.statistics(self.session, self.quant, tell, self.app.size.width)
         call(self.say, "")
         call(self.app.push_screen, Page(title, text))
 

@@ -264,8 +264,11 @@ def _figures(session: Session, facts: RootFacts, detail: Detail) -> list[Part]:
     return out
 
 
-def statistics(session: Session, quant: int, told: Callable[[float], None]) -> tuple[str, str]:
-    """Title and text of the statistics, as `kldtui stats` prints them. told: see `pair_stats`."""
+def statistics(
+    session: Session, quant: int, told: Callable[[float], None], width: int
+) -> tuple[str, str]:
+    """Title and text of the statistics, as `kldtui stats` prints them, in `width` cells where
+    they have room. told: see `pair_stats`."""
     numbers = [quant] if session.floor_number is None else [quant, session.floor_number]
     found = []
     for k, number in enumerate(numbers):
@@ -276,7 +279,7 @@ def statistics(session: Session, quant: int, told: Callable[[float], None]) -> t
         found.append(pair_stats(session.index, number, session.thresholds, session.runs, tell))
     stats, floor = found[0], found[1] if len(found) > 1 else None
     whole = "" if session.index.complete else " ─ as far as scanned"
-    text = format_stats(stats, floor, by_chunk=False)
+    text = format_stats(stats, floor, by_chunk=False, width=width)
     return f"{safe(session.names[quant])} against {safe(session.ref.path.name)}{whole}", text
 
 

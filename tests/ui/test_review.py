@@ -658,12 +658,26 @@ async def test_the_statistics_of_the_quant_can_be_read_on_the_screen(tmp_path: P
         assert "Same top p" not in driver.text
 
 
+async def test_on_a_narrow_screen_the_floors_figures_stand_whole_below(tmp_path: Path) -> None:
+    floor = write_pair(tmp_path)[2]
+    for size, line in (((80, 60), " floor:"), ((140, 60), "floor ")):
+        session = open_review(tmp_path, floor=floor)
+        async with running(session, size) as driver:
+            await driver.press("S")
+            await driver.until(lambda: "Mean PPL(base)" in driver.text)
+            shown = [each for each in driver.lines if line in each and "±" in each]
+            assert len(shown) >= 6, driver.text
+            assert all(each.partition(line)[2].count("±") == 1 for each in shown)
+
+
 async def test_statistics_say_how_far_they_are_and_escape_ends_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on = threading.Event()
 
-    def slow(session: Session, quant: int, told: Callable[[float], None]) -> tuple[str, str]:
+    def slow(
+        session: Session, quant: int, told: Callable[[float], None], width: int
+    ) -> tuple[str, str]:
         told(0.25)
         go_on.wait(10)
         told(0.5)
