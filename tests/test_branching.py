@@ -94,11 +94,11 @@ def test_the_rule_that_a_run_states_goes_before_the_servers() -> None:
 
 
 def test_a_run_that_states_no_bos_is_sent_none_whatever_the_server_adds() -> None:
-    made = recording()
-    made.format = "kldtui-run"
-    made.add_bos = False  # type: ignore[attr-defined]
-    assert prefix_of(made, Position(1, 12), True, BOS)[0] == 30
-    warning = bos_warning(made, True, BOS)
+    run = recording()
+    run.format = "kldtui-run"
+    run.made = Made(add_bos=False)
+    assert prefix_of(run, Position(1, 12), True, BOS)[0] == 30
+    warning = bos_warning(run, True, BOS)
     assert warning is not None
     assert "was made without BOS, but the server's model adds it" in warning
 
