@@ -95,10 +95,13 @@ class KldtuiApp(App[None]):
         if isinstance(event, events.InputEvent):
             self.session.index.stand_back(BACK_SECONDS)
             self.review.key_came()
-        if isinstance(event, events.Key) and not event.is_forwarded:
+        if not isinstance(event, events.Key):
+            await super().on_event(event)
+        elif not event.is_forwarded:
             await self._turns.come(event)
         else:
             await super().on_event(event)
+            await self._turns.came_back(event)
 
     def exit(
         self, result: None = None, return_code: int = 0, message: RenderableType | None = None

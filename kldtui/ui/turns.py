@@ -19,10 +19,10 @@ from typing import Any
 from textual import events
 from textual.app import App
 from textual.message_pump import MessagePump
-from textual.screen import ModalScreen
+from textual.widgets import Input
 
 LOST_SECONDS = 0.25
-"""What was to say that a key is taken may have been closed by it."""
+"""Something may have stopped a key on its way back."""
 DIALOG_SECONDS = 1.0
 LOOK_SECONDS = 0.01
 
@@ -38,8 +38,9 @@ class Turns:
     ) -> None:
         self._app, self._hand_on, self._between = app, hand_on, between
         self._waiting: deque[events.Key] = deque()
-        self._number = 0
-        self._taking = self._ended = False
+        self._key: events.Key | None = None
+        self._line: Input | None = None
+        self._ended = False
         self._began = 0.0
 
     def end(self) -> None:
@@ -52,34 +53,49 @@ class Turns:
         if self._ended:
             return
         self._waiting.append(key)
-        if not self._taking:
+        if self._key is None:
             await self._take()
         elif len(self._waiting) == 1:
-            self._app.set_timer(LOST_SECONDS, partial(self._taken, self._number))
+            self._look_later(LOST_SECONDS)
+
+    async def came_back(self, key: events.Key) -> None:
+        """A key has come back to the app, and what it is bound to has been done."""
+        if key is not self._key:
+            return
+        if key.key == "enter" and self._line is not None:
+            # An input tells in a message that it was sent off: this one comes behind that.
+            await self._follow(key, list(self._line.ancestors_with_self))
+        else:
+            await self._taken(key)
 
     async def _take(self) -> None:
-        self._number, self._taking, self._began = self._number + 1, True, time.monotonic()
-        path = list((self._app.focused or self._app.screen).ancestors_with_self)
-        if isinstance(self._app.screen, ModalScreen):
-            path *= 2  # an input tells in a message of its own that it was sent off
-        await self._hand_on(self._waiting.popleft())
-        await self._follow(self._number, path)
+        key = self._key = self._waiting.popleft()
+        focused = self._app.focused
+        self._line = focused if isinstance(focused, Input) else None
+        self._began = time.monotonic()
+        await self._hand_on(key)
+        if not key.is_forwarded or (self._line is not None and key.is_printable):
+            await self._taken(key)
+        elif self._waiting:
+            self._look_later(LOST_SECONDS)
 
-    async def _follow(self, number: int, path: Sequence[MessagePump]) -> None:
-        """Go the way of the key behind it, from queue to queue: it arrives when that is done."""
+    async def _follow(self, key: events.Key, path: Sequence[MessagePump]) -> None:
+        """Go from queue to queue: it arrives when what was in them before is done."""
         for k, pump in enumerate(path, 1):
-            if pump.call_later(self._follow, number, path[k:]):
+            if pump.call_later(self._follow, key, path[k:]):
                 return
-        await self._taken(number)
+        await self._taken(key)
 
-    async def _taken(self, number: int) -> None:
-        if number != self._number or not self._taking:
+    def _look_later(self, seconds: float) -> None:
+        if self._key is not None:
+            self._app.set_timer(seconds, partial(self._taken, self._key))
+
+    async def _taken(self, key: events.Key) -> None:
+        if key is not self._key:
             return
         if self._between() and time.monotonic() - self._began < DIALOG_SECONDS:
-            self._app.set_timer(LOOK_SECONDS, partial(self._taken, number))
+            self._look_later(LOOK_SECONDS)
             return
-        self._taking = False
+        self._key = None
         if self._waiting:
             await self._take()
-            if self._waiting:
-                self._app.set_timer(LOST_SECONDS, partial(self._taken, self._number))
