@@ -36,14 +36,12 @@ class RootQuery:
 
     quants: numbers of the quants whose positions count, None for all.
     chunk: only this one. min_cost: roots that cost at least this (nats).
-    near_ties: False leaves out roots that cost less than the threshold given to `select`.
     """
 
     sort: Sort = "position"
     quants: tuple[int, ...] | None = None
     chunk: int | None = None
     min_cost: float = 0.0
-    near_ties: bool = True
     kind: ListKind = "roots"
 
 
@@ -128,12 +126,12 @@ def _found(index: Index, qualifies: Callable[[slice], NDArray[np.bool_]]) -> NDA
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
-def flips_at(index: Index, i: int) -> tuple[int, ...]:
-    """The numbers of the quants that flip at a flat index."""
+def stands_at(index: Index, i: int) -> tuple[bool | None, ...]:
+    """Of each pair, by its number, whether it flips at a flat index; None where that is not known:
+    not recorded, invalid, or not scanned yet."""
     return tuple(
-        number
-        for number, pair in enumerate(index.pairs)
-        if pair.mark("state", i) == State.SCORED and pair.mark("kind", i) == Kind.ROOT
+        pair.mark("kind", i) == Kind.ROOT if pair.mark("state", i) == State.SCORED else None
+        for pair in index.pairs
     )
 
 
@@ -167,21 +165,18 @@ def near_tie_from_floor(index: Index, floor_quant: int) -> float:
     return float(np.percentile(costs.astype(np.float64), 99))
 
 
-def select(
-    index: Index, query: RootQuery, thresholds: Thresholds | None = None
-) -> NDArray[np.int64]:
+def select(index: Index, query: RootQuery) -> NDArray[np.int64]:
     """Flat indices of the positions that qualify for at least one quant, in the query's order.
 
     Sorted by position, or descending by the largest cost, KLD or margin over the quants that
     qualify; equals stay in the order of their positions, NaN comes last.
     """
-    thresholds = thresholds or Thresholds()
     numbers = range(len(index.pairs)) if query.quants is None else query.quants
     moved = {k: moved_threshold(index, k) for k in numbers} if query.kind == "moved" else {}
     only = _only_chunk(index, query.chunk)
 
     def qualifies(where: Where, quant: int) -> NDArray[np.bool_]:
-        return _qualifies(index, quant, query, thresholds, moved.get(quant, np.nan), where)
+        return _qualifies(index, quant, query, moved.get(quant, np.nan), where)
 
     def chosen(where: slice) -> NDArray[np.bool_]:
         out = np.zeros(where.stop - where.start, bool)
@@ -230,7 +225,6 @@ def _qualifies(
     index: Index,
     quant: int,
     query: RootQuery,
-    thresholds: Thresholds,
     moved: float,
     where: Where,
 ) -> NDArray[np.bool_]:
@@ -245,7 +239,6 @@ def _qualifies(
         large = pair["kld"][where] >= moved
         return np.asarray(scored & (pair["kind"][where] != Kind.ROOT) & large)
     here = is_root(index, quant, where)
-    least = query.min_cost if query.near_ties else max(query.min_cost, thresholds.near_tie)
-    if least > 0 and here.any():
-        here &= cost(index, quant, where) >= least
+    if query.min_cost > 0 and here.any():
+        here &= cost(index, quant, where) >= query.min_cost
     return here

@@ -181,7 +181,7 @@ def test_looking_at_an_entry_maps_nothing_of_its_columns(tmp_path: Path) -> None
         assert table.mark("state", 3) == columns["state"][3]
         with pytest.raises(IndexError):
             table[n]
-    assert roots.flips_at(index, 3) == (() if whole[1]["kind"][3] == 0 else (0,))
+    assert roots.stands_at(index, 3) == (bool(whole[1]["kind"][3]),)
     assert not sizes
 
 

@@ -11,12 +11,11 @@ from kldtui.index import Index, Kind, State
 from kldtui.recordings import open_recording
 from kldtui.roots import (
     RootQuery,
-    Thresholds,
     cost,
-    flips_at,
     moved_threshold,
     near_tie_from_floor,
     select,
+    stands_at,
 )
 from tests.builders import make_logits, make_stream, write_kld
 
@@ -50,9 +49,9 @@ def index(tmp_path: Path) -> Index:
 def test_roots_are_the_union_over_the_quants_in_order_of_position(index: Index) -> None:
     assert select(index, RootQuery()).tolist() == [1, 4, 8, 9]
     assert select(index, RootQuery(quants=(1,))).tolist() == [4, 9]
-    assert flips_at(index, 4) == (0, 1)
-    assert flips_at(index, 8) == (0,)
-    assert flips_at(index, 0) == ()
+    assert stands_at(index, 4) == (True, True)
+    assert stands_at(index, 8) == (True, False)
+    assert stands_at(index, 0) == (False, False)
 
 
 def test_orders_descend_by_the_largest_of_the_quants_that_flip(index: Index) -> None:
@@ -77,8 +76,8 @@ def test_filters_narrow_the_list(index: Index) -> None:
     assert select(index, RootQuery(chunk=0)).tolist() == [1, 4]
     assert select(index, RootQuery(chunk=7)).tolist() == []
     assert select(index, RootQuery(min_cost=0.5)).tolist() == [4, 8]
-    assert select(index, RootQuery(near_ties=False)).tolist() == [4, 8]
-    assert select(index, RootQuery(near_ties=False), Thresholds(0.15)).tolist() == [4, 8, 9]
+    assert select(index, RootQuery(min_cost=0.3)).tolist() == [4, 8]
+    assert select(index, RootQuery(min_cost=0.15)).tolist() == [4, 8, 9]
 
 
 def test_ties_invalid_and_missing_are_no_roots_and_have_their_own_lists(index: Index) -> None:

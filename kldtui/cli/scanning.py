@@ -19,7 +19,7 @@ import click
 
 from kldtui.cli.printing import print_json
 from kldtui.cli.progress import show
-from kldtui.cli.values import CHUNKS, FINITE, SOURCE, refuse_floor
+from kldtui.cli.values import CHUNKS, DAYS, MEGABYTES, SOURCE, refuse_floor
 from kldtui.cli.values import FILE as _FILE
 from kldtui.errors import KldtuiError
 from kldtui.index import Index, Progress, index_folder, keeper
@@ -202,14 +202,14 @@ def clear() -> None:
 @cache.command("prune")
 @click.option(
     "--days",
-    type=FINITE,
+    type=DAYS,
     default=MAX_DAYS,
     show_default=True,
     help="Remove what was not used for so long.",
 )
 @click.option(
     "--megabytes",
-    type=FINITE,
+    type=MEGABYTES,
     default=MAX_BYTES / 1e6,
     show_default="2147",
     help="Then the longest unused beyond so much in all.",

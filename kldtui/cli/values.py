@@ -51,10 +51,11 @@ class Source(click.ParamType):  # type: ignore[type-arg]  # generic since click 
         return str(value)
 
 
-class Nats(click.ParamType):  # type: ignore[type-arg]
-    """A finite amount of at least 0."""
+class Amount(click.ParamType):  # type: ignore[type-arg]
+    """A finite amount of at least 0, of what it is made for."""
 
-    name = "nats"
+    def __init__(self, unit: str) -> None:
+        self.name = unit
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -64,22 +65,7 @@ class Nats(click.ParamType):  # type: ignore[type-arg]
         except ValueError:
             number = math.nan
         if not math.isfinite(number) or number < 0:
-            self.fail(f"{value!r} is no amount of nats: a number from 0 up", param, ctx)
-        return number
-
-
-class Finite(click.FloatRange):
-    """A number from 0 up that is one: neither infinite nor NaN."""
-
-    def __init__(self) -> None:
-        super().__init__(min=0)
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{value!r} is no finite number", param, ctx)
+            self.fail(f"{value!r} is no amount of {self.name}: a number from 0 up", param, ctx)
         return number
 
 
@@ -125,8 +111,9 @@ def _same_file(a: Path, b: Path) -> bool:
 
 FILE = FilePath()
 SOURCE = Source()
-NATS = Nats()
-FINITE = Finite()
+NATS = Amount("nats")
+DAYS = Amount("days")
+MEGABYTES = Amount("megabytes")
 CHUNKS = ChunkRange()
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from kldtui.facts import facts_at
 from kldtui.index import Bound, Index, Kind, State
 from kldtui.report.stats import finite
-from kldtui.roots import RootQuery, Sort, Thresholds, flips_at, select
+from kldtui.roots import RootQuery, Sort, Thresholds, select, stands_at
 from kldtui.vocab import Vocabulary, safe
 
 _FROM_FACTS = (
@@ -99,7 +99,7 @@ def flip_rows(
     """
     keyed = []
     for quant in range(len(names)):
-        for i in select(index, replace(query, quants=(quant,), sort="position"), thresholds):
+        for i in select(index, replace(query, quants=(quant,), sort="position")):
             row = _row(index, int(i), quant, names[quant], stream_ids, thresholds, vocab, floor)
             keyed.append(((_descending(row, query.sort), int(i), quant), row))
     return [row for _, row in sorted(keyed, key=lambda pair: pair[0])]
@@ -134,15 +134,9 @@ def _row(
         ref_text=_text(vocab, facts.ref_id),
         quant_text=_text(vocab, facts.quant_id),
         near_tie=facts.near_tie,
-        floor_flips=_floor_flips(index, floor, i),
+        floor_flips=None if floor is None else stands_at(index, i)[floor],
         **{name: getattr(facts, name) for name in _FROM_FACTS},
     )
-
-
-def _floor_flips(index: Index, floor: int | None, i: int) -> bool | None:
-    if floor is None or index.pairs[floor].mark("state", i) != State.SCORED:
-        return None
-    return floor in flips_at(index, i)
 
 
 def _text(vocab: Vocabulary, token: int) -> str | None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from kldtui.detail import Detail, align
 from kldtui.errors import KldtuiError, RecordingError
 from kldtui.facts import Brief, Counts, RootFacts, brief_at, count_pair, facts_at, is_rollout
-from kldtui.index import Index, State, keeper
+from kldtui.index import Index, keeper
 from kldtui.index.absent import NOT_HERE
 from kldtui.index.layout import EvenLayout
 from kldtui.index.scanfile import ScanFile, is_scan_file
@@ -29,7 +29,7 @@ from kldtui.position import Position
 from kldtui.recordings import Recording, open_quant, open_recording
 from kldtui.recordings.base import chunk_tags
 from kldtui.report import Runs, runs_of
-from kldtui.roots import Thresholds, flips_at, is_root, near_tie_from_floor
+from kldtui.roots import Thresholds, is_root, near_tie_from_floor, stands_at
 from kldtui.search import find_text
 from kldtui.spans import CallFinder
 from kldtui.vocab import Vocabulary, find_vocabulary
@@ -68,8 +68,8 @@ class Figures:
     _tokens: dict[int, NDArray[np.int32]] = field(default_factory=dict)
     _changing: threading.Lock = field(default_factory=threading.Lock)
     _calls: dict[int, NDArray[np.uint8] | None] = field(default_factory=dict)
-    _calls_text: Vocabulary | None = None
     """By chunk, a bit a token; a long stream has many."""
+    _calls_text: Vocabulary | None = None
     _finder: tuple[Vocabulary, CallFinder] | None = None
     _runs: Runs | None = None
     _counted_n: int = 0
@@ -220,19 +220,15 @@ class Figures:
 
     def flips(self, i: int) -> tuple[int, ...]:
         """The quants (never the floor) that flip at flat index `i`."""
-        return tuple(k for k in flips_at(self.index, i) if k < len(self.quants))
+        return tuple(k for k, flips in enumerate(self.stands(i)) if flips)
 
     def stands(self, i: int) -> tuple[bool | None, ...]:
         """Of each quant, whether it flips at a flat index; None where that is not known."""
-        flips = self.flips(i)
-        return tuple(
-            number in flips if pair.mark("state", i) == State.SCORED else None
-            for number, pair in enumerate(self.index.pairs[: len(self.quants)])
-        )
+        return stands_at(self.index, i)[: len(self.quants)]
 
     def floor_flips(self, i: int) -> bool:
         """Whether the reference's own null recording flips here too."""
-        return self.floor_number is not None and self.floor_number in flips_at(self.index, i)
+        return self.floor_number is not None and bool(stands_at(self.index, i)[self.floor_number])
 
     def facts(self, i: int, quant: int) -> RootFacts:
         """All the index holds of flat position `i` for quant number `quant`."""

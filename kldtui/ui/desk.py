@@ -256,18 +256,16 @@ class Desk(Servers):
         await self._run(place, jobs)
 
     def _goes_on(self, slot: EngineSlot, branch: Branch) -> bool:
-        """Whether a server may continue a branch, which has one model's text, and says so: where
-        it was verified, any server that is; else one with a model of that name."""
+        """Whether a server may continue a branch, which is one model's: where that was verified,
+        any server that is, else one with a model of the same name. If not, it says so."""
         if branch.verify is not None and branch.verify.get("verdict") == "ok":
             good = slot.verified is not None and slot.verified.passed
+            why = f"was verified, and the {slot.role} server is not"
         else:
             good = slot.info is not None and branch.engine.get("model") == slot.info.model
+            why = f"was made by another model than the {slot.role} server has"
         if not good:
-            self._say(
-                f"{branch.arm.code} was made by another model than the {slot.role} server has: B "
-                "begins it anew",
-                "warning",
-            )
+            self._say(f"{branch.arm.code} {why}: B begins it anew", "warning")
         return good
 
     async def _run(self, place: Place, jobs: Sequence[Job]) -> None:

@@ -183,7 +183,7 @@ def _stored(recordings: Sequence[Recording]) -> Vocabulary | None:
 
 
 def from_pieces(pieces: Mapping[int, bytes], source: str) -> Vocabulary:
-    """A vocabulary of the ids whose bytes are known; `extend` adds more."""
+    """A vocabulary of the ids whose bytes are known."""
     return Vocabulary(pieces, source)
 
 

@@ -143,12 +143,12 @@ def _is_text(data: bytes) -> bool:
 
 
 def no_text(why: str = "") -> Vocabulary:
-    """A vocabulary without any text, a token shown as `#123`; `extend` may give it some."""
+    """A vocabulary without any text, a token shown as `#123`."""
     return Vocabulary({}, "none", hint=HOW_TO_GET_TEXT + why, unnamed="#{}")
 
 
 NONE = no_text()
-"""The one to compare with and to default to; it never gets any text."""
+"""The one to compare with and to default to."""
 
 
 def _needed(lead: int) -> int:

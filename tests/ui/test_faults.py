@@ -506,7 +506,7 @@ async def test_a_verified_branch_is_not_continued_by_another_model(tmp_path: Pat
         await driver.press("+")
         await idle(driver)
         assert of(session, "R·r").to_json() == before
-        await driver.until(lambda: "R·r was made by another model" in driver.notices)
+        await driver.until(lambda: "R·r was verified, and the ref server is not" in driver.notices)
         slot.verified = VerifyResult("ok", 0.0, 1.0, 20, "it is the one")
         await driver.press("+")
         await idle(driver)
