@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from rich.console import RenderableType
 from textual import events
 from textual.actions import ActionParseResult
 from textual.app import App
@@ -102,13 +101,6 @@ class KldtuiApp(App[None]):
         else:
             await super().on_event(event)
             await self._turns.came_back(event)
-
-    def exit(
-        self, result: None = None, return_code: int = 0, message: RenderableType | None = None
-    ) -> None:
-        """As of any app; no key comes after it."""
-        self._turns.end()
-        super().exit(result, return_code, message)
 
     def _between_dialogs(self) -> bool:
         """Whether a dialog was asked for that does not take keys yet, or what asked for one that

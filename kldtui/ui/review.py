@@ -210,8 +210,6 @@ class ReviewScreen(BranchActions):
             self.action_zoom()
         beside = () if self.judging else ("roots", "stream", "detail")
         names = [n for n in PANES if n in beside or self.is_shown(n)]
-        if not names:  # a terminal of a few cells
-            return
         here = self.focused.id if self.focused is not None else None
         at = names.index(here) if here in names else 0
         name = names[(at + step) % len(names)]

@@ -40,18 +40,10 @@ class Turns:
         self._waiting: deque[events.Key] = deque()
         self._key: events.Key | None = None
         self._line: Input | None = None
-        self._ended = False
         self._began = 0.0
-
-    def end(self) -> None:
-        """The app is being left: keys that are still to come mean nothing any more."""
-        self._ended = True
-        self._waiting.clear()
 
     async def come(self, key: events.Key) -> None:
         """A key was pressed: hand it on, now or in its turn."""
-        if self._ended:
-            return
         self._waiting.append(key)
         if self._key is None:
             await self._take()
