@@ -268,10 +268,13 @@ class Driver:
 
     def inside(self, pane: str) -> str:
         """The text of one pane, its lines joined by spaces."""
+        return " ".join(" ".join(self.inside_lines(pane)).split())
+
+    def inside_lines(self, pane: str) -> list[str]:
+        """The lines of one pane."""
         widget = self.review.query_one(f"#{pane}")
         height = widget.content_region.height
-        lines = ("".join(s.text for s in widget.render_line(y)) for y in range(height))
-        return " ".join(" ".join(lines).split())
+        return ["".join(s.text for s in widget.render_line(y)) for y in range(height)]
 
     @property
     def notices(self) -> str:

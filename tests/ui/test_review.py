@@ -755,3 +755,61 @@ async def test_a_signal_to_end_is_taken_as_leaving_is(
                 await asyncio.sleep(0.01)
     assert app.return_code == 128 + number
     session.close()
+
+
+async def test_the_list_marks_and_the_filter_parts_what_the_floor_flips_too(tmp_path: Path) -> None:
+    floor = write_pair(tmp_path)[2]  # it flips at c0:t13 alone
+    async with running(open_review(tmp_path, floor=floor)) as driver:
+        marked = [line for line in driver.inside_lines("roots") if "~" in line]
+        assert [line[1:].split()[0] for line in marked] == ["c0:t13"]
+        await driver.press("f", *"nofloor", "enter")
+        assert "3 roots: nofloor" in driver.text
+        assert "c0:t13" not in driver.inside("roots")
+    async with running(open_review(tmp_path)) as driver:
+        await driver.press("f", *"nofloor", "enter")
+        assert "no floor was measured; start with --floor FILE" in driver.text
+
+
+async def test_a_word_that_was_taken_for_text_is_seen_to_be(tmp_path: Path) -> None:
+    async with running(open_review(tmp_path)) as driver:
+        await driver.press("f", *"nera cost>1", "enter")
+        assert '0 roots: cost>1 "nera"' in driver.text
+
+
+async def test_where_nothing_flips_the_list_has_the_token_once(tmp_path: Path) -> None:
+    session = open_review(tmp_path)
+    async with running(session) as driver:
+        session.index.pairs[0]["kld"][0] = 9.0
+        await driver.press("f", *"moved", "enter")
+        assert "1 moved" in driver.text
+        assert "→" not in driver.inside("roots")
+
+
+async def test_each_hit_says_which_of_how_many_it_is(tmp_path: Path) -> None:
+    async with running(open_review(tmp_path)) as driver:
+        await driver.press("/", *"foo", "enter")
+        await driver.until(lambda: "hits for 'foo'" in driver.lines[-1])
+        n = len(driver.review.hits)
+        await driver.press("n")
+        assert f"hit 2 of {n}" in driver.lines[-1]
+        await driver.press("N", "N")
+        assert f"hit {n} of {n}, from the other end again" in driver.lines[-1]
+        await driver.press("/", *"漢", "enter")
+        await driver.until(lambda: "hits for '漢'" in driver.lines[-1])
+
+
+async def test_the_key_line_offers_what_a_root_has_branches_for(tmp_path: Path) -> None:
+    session = open_review(tmp_path)
+    async with running(session, (200, 60)) as driver:
+        await driver.press("b")
+        driver.review.query_one("#keys").tell("")  # type: ignore[attr-defined]
+        await driver.pilot.pause()
+        assert "b branch" in driver.lines[-1]
+        assert "other pair" not in driver.lines[-1]
+        add_engines(session, lambda p: [0, 1], lambda p: [0, 2])
+        await driver.press("b")
+        await driver.until(lambda: not driver.review.desk.busy and driver.review.has_branches)
+        driver.review.query_one("#keys").tell("")  # type: ignore[attr-defined]
+        await driver.pilot.pause()
+        assert "a other pair" in driver.lines[-1]
+        assert "b branch" not in driver.lines[-1]
