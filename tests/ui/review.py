@@ -296,6 +296,11 @@ _KEYS = {
 }
 
 
+def at(driver: Driver) -> str:
+    """Where the cursor is, as a person reads it."""
+    return str(driver.review.cursor)
+
+
 @asynccontextmanager
 async def running(
     session: Session, size: tuple[int, int] = (120, 40), config: Config | None = None
