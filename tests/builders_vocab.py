@@ -1,12 +1,13 @@
 """Tiny vocabulary files and recordings as the vocabulary sees them.
 
-Knows: how to write a GGUF file of metadata alone and a tokenizer.json.
+Knows: how to write a GGUF file of metadata alone and a tokenizer.json, and what a terminal obeys.
 Must not know: how kldtui reads them.
 """
 
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ import gguf
 from kldtui.recordings.base import Recording, StreamShape
 from kldtui.vocab import Vocabulary, from_pieces
 
+OBEYED = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 LLAMA_DECODER = {
     "type": "Sequence",
@@ -27,6 +29,16 @@ LLAMA_DECODER = {
         {"type": "Strip", "content": " ", "start": 1, "stop": 0},
     ],
 }
+
+
+def harmless(text: str) -> bool:
+    """Whether a terminal only draws it: nothing obeyed, hidden, joined or a space in disguise."""
+    return all(
+        unicodedata.category(character) not in OBEYED
+        and (character == " " or not character.isspace())
+        and character not in "\u200d\ufe0f"
+        for character in text
+    )
 
 
 def vocabulary_of(*pieces: bytes) -> Vocabulary:
