@@ -23,7 +23,7 @@ from kldtui.index.scan_writer import write_scan
 from kldtui.index.scanfile import is_scan_file
 from kldtui.labels import LabelStore, ReviewIdentity
 from kldtui.position import Position
-from kldtui.recordings import Recording, open_recording
+from kldtui.recordings import open_recording
 from kldtui.review.session import Session
 from tests.builders import Stream, write_kld
 from tests.builders_index import plain_pair, scan_all
@@ -31,15 +31,6 @@ from tests.builders_index import plain_pair, scan_all
 
 def run(*words: str | Path) -> Result:
     return CliRunner().invoke(cli, [str(word) for word in words])
-
-
-def whole(folder: Path, recordings: list[Recording], **options: object) -> tuple[Path, Index]:
-    """An index file of all that recordings say, and the index."""
-    index = scan_all(Index(recordings[0], recordings[1:]), compiled=False)
-    path = folder / "x.scan"
-    named = [(recording.path.stem, recording) for recording in recordings[1:]]
-    write_scan(path, index, recordings[0], named, **options)  # type: ignore[arg-type]
-    return path, index
 
 
 def test_scanned_in_two_parts_and_reviewed_without_the_recordings(tmp_path: Path) -> None:
